@@ -1,0 +1,1 @@
+"""The store: records, parked messages, leases and positions, in the database of the business tables."""
