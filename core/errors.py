@@ -66,3 +66,7 @@ class FenceLost(StoreError):
 
 class SchemaMismatch(StoreError, ConfigurationError):
     """The store's tables are missing, older or newer than this program."""
+
+
+class CommitUnknown(StoreUnavailable):
+    """A COMMIT was sent and its answer lost: the transaction may or may not have happened."""

@@ -1,37 +1,36 @@
 """Stable hashes of a sharding key, and the rules by which other clients turn one into a partition's index.
 
-Two producers agree on a key's partition only if they agree on the hash *and* on how it becomes an index: RocketMQ's
-Java client and a plain floor modulo differ for every key whose `hashCode` is negative. So a rule has a name, and
-that name stands for the whole of it: a `Selector` takes the key and the number of partitions and gives an index.
+Two producers agree on a key's partition only if they agree on the hash *and* on how it becomes an index:
+RocketMQ's Java client and a floor modulo differ for nearly every key whose `hashCode` is negative. So a
+rule has a name, and the name stands for the whole of it: a `Selector` takes the key and the number of
+partitions, and gives an index.
 
-==================  ==========================================================  ===================================
-name                rule                                                        who else uses it
-==================  ==========================================================  ===================================
-``crc32``           CRC-32 of the UTF-8 bytes, ``% n``                          the default; in every language
-``java``            ``Math.floorMod(key.hashCode(), n)``                        Java programs with a partitioner of
-                                                                                their own
-``murmur2``         ``toPositive(murmur2(utf8)) % n``                           Kafka's Java client; librdkafka with
-                                                                                ``murmur2_random``
-``rocketmq-java``   ``Math.abs(key.hashCode() % n)``                            ``SelectMessageQueueByHash`` of
-                                                                                rocketmq-client (remoting)
-``rocketmq-native`` ``std::hash<std::string>(utf8) % n``, 64-bit libstdc++      librocketmq, and so
-                                                                                rocketmq-client-python
-``rocketmq-proxy``  Guava's ``consistentHash(key.hashCode(), n)``               RocketMQ's proxy, for every gRPC
-                                                                                client
-==================  ==========================================================  ===================================
+``crc32``
+    CRC-32 of the UTF-8 bytes, ``% n``. The default; easy to repeat in any language.
+``java``
+    ``Math.floorMod(key.hashCode(), n)``: Java programs with a partitioner of their own.
+``murmur2``
+    ``toPositive(murmur2(utf8)) % n``: Kafka's Java client, and librdkafka when set to ``murmur2_random``.
+``rocketmq-java``
+    ``Math.abs(key.hashCode() % n)``: `SelectMessageQueueByHash` of RocketMQ's Java client (remoting).
+``rocketmq-native``
+    ``std::hash<std::string>(utf8) % n`` of 64-bit libstdc++: librocketmq, and so rocketmq-client-python.
+``rocketmq-proxy``
+    Guava's ``consistentHash(key.hashCode(), n)``: RocketMQ's proxy, on behalf of every gRPC client.
 
-The last three disagree with each other: topics written by more than one kind of RocketMQ client need one rule for all.
+The last three disagree with each other: a topic written by several kinds of RocketMQ client needs one rule
+for all of them, and queues chosen explicitly.
 
-Everything here is pure, takes any text that UTF-8 can encode (`canonical_key` refuses the rest) and never touches
-Python's own ``hash()``, which is salted per process. The known answers in ``tests/unit/data`` come from the other
-side's real libraries.
+Everything here is pure, takes any text that UTF-8 can encode (`canonical_key` refuses the rest) and never
+touches Python's own ``hash()``, which is salted per process. The known answers in ``tests/unit/data`` come
+from the other side's real libraries.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from sys import byteorder
 from types import MappingProxyType
 from typing import Final
@@ -64,7 +63,7 @@ def java_hash(key: str) -> int:
 def murmur2(key: str) -> int:
     """Kafka's hash of the key's UTF-8 bytes, after its ``toPositive``: 0 to 2**31 - 1.
 
-    Source: ``org.apache.kafka.common.utils.Utils.murmur2`` and ``toPositive`` (the sign bit is masked, not negated).
+    Source: Kafka's ``Utils.murmur2`` and ``Utils.toPositive`` (the sign bit is masked, not negated).
     """
     return _murmur2_32(key.encode(), seed=0x9747B28C) & 0x7FFFFFFF
 
@@ -72,7 +71,7 @@ def murmur2(key: str) -> int:
 def libstdcxx_hash(key: str) -> int:
     """``std::hash<std::string>`` of GNU libstdc++ on 64-bit machines, over UTF-8: 0 to 2**64 - 1.
 
-    Source: ``_Hash_bytes`` in libstdc++'s ``hash_bytes.cc``: MurmurHash64A with the tail folded in as one word.
+    Source: ``_Hash_bytes`` in libstdc++'s ``hash_bytes.cc``: MurmurHash64A, the tail folded in as one word.
     """
     return _murmur64a(key.encode(), seed=0xC70F6907)
 
@@ -80,14 +79,14 @@ def libstdcxx_hash(key: str) -> int:
 def guava_consistent_hash(value: int, buckets: int) -> int:
     """The bucket that Guava's ``Hashing.consistentHash(long, int)`` picks: 0 to `buckets` - 1.
 
-    Jump consistent hash (Lamping and Veach, 2014), driven by Guava's own linear congruential generator. `value` is
-    a signed 64-bit number or smaller; `buckets` is 1 or more.
+    Jump consistent hash (Lamping and Veach, 2014), driven by Guava's own linear congruential generator.
+    `value` is a number of 64 bits with its sign; `buckets` is 1 or more.
     """
     state = value & _U64
     bucket = 0
     while True:
         state = (2862933555777941757 * state + 1) & _U64
-        # Guava adds 1 in 32-bit arithmetic: the largest draw becomes -1.0, the jump is negative, and the walk ends.
+        # Guava adds 1 in 32-bit arithmetic: the largest draw becomes -1.0, a jump backwards, the end.
         draw = _signed32((state >> 33) + 1) / 2**31
         following = int((bucket + 1) / draw)
         if not 0 <= following < buckets:
@@ -95,7 +94,9 @@ def guava_consistent_hash(value: int, buckets: int) -> int:
         bucket = following
 
 
-def _utf16_units(key: str) -> array[int]:
+def _utf16_units(key: str) -> Iterable[int]:
+    if key.isascii():
+        return key.encode()
     units = array("H", key.encode("utf-16-le"))
     if byteorder == "big":
         units.byteswap()
@@ -161,7 +162,9 @@ def _rocketmq_proxy_index(key: str, count: int) -> int:
 
 
 #: Hashes that are a number of the key alone.
-KEY_HASHES: Final[Mapping[str, KeyHash]] = MappingProxyType({"crc32": crc32, "java": java_hash, "murmur2": murmur2})
+KEY_HASHES: Final[Mapping[str, KeyHash]] = MappingProxyType(
+    {"crc32": crc32, "java": java_hash, "murmur2": murmur2}
+)
 
 #: Every rule by name, as key and count to index.
 HASHES: Final[Mapping[str, Selector]] = MappingProxyType(

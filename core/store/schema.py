@@ -140,6 +140,7 @@ parked_key = Table(
     Column("since", MICROSECONDS, nullable=False),
     Index("ix_key_due", "consumer_group", "topic", "partition_id", "next_attempt_at"),
     Index("ix_key_aside_due", "consumer_group", "topic", "partition_id", "aside_attempt_at"),
+    Index("ix_key_stops", "consumer_group", "topic", "partition_id", "stops_partition"),
     mysql_engine="InnoDB",
 )
 

@@ -1,0 +1,50 @@
+"""What differs between databases, behind one small protocol."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from sqlalchemy import ColumnElement, Engine, Select
+
+from seriatim.core.faults import Fault
+
+
+class Exclusive(Protocol):
+    """A session's way of waiting for its turn to write, where the database itself doesn't queue writers fairly."""
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Hold the turn for the length of the block. Raises `StoreUnavailable` when it can't be had in time."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it uses. Idempotent."""
+        ...
+
+
+class Dialect(Protocol):
+    """One kind of database."""
+
+    def create_engine(self) -> Engine:
+        """An engine whose connections are ready for use."""
+        ...
+
+    def exclusive(self) -> Exclusive:
+        """A turn-taker for one session."""
+        ...
+
+    def now(self) -> ColumnElement[int]:
+        """The database's clock, in microseconds since the epoch."""
+        ...
+
+    def lock(self, query: Select[Any], *, wait: bool) -> Select[Any]:
+        """`query` with its rows locked for this transaction; without `wait`, locked ones are left out."""
+        ...
+
+    def classify(self, error: BaseException) -> Fault:
+        """Whose fault a driver's error is."""
+        ...
+
+    def describe(self) -> str:
+        """The database in words fit for a log: no secret in it."""
+        ...

@@ -1,0 +1,313 @@
+"""The store on SQLAlchemy Core: engines, sessions and transactions; the statements are beside it, by subject."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, CursorResult, Engine, Executable, func, insert, inspect, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from seriatim.core.errors import (
+    CommitUnknown,
+    ConfigurationError,
+    Contention,
+    SchemaMismatch,
+    StoreError,
+    StoreUnavailable,
+)
+from seriatim.core.faults import Fault
+from seriatim.core.store import schema
+from seriatim.core.store.dialect import Dialect
+from seriatim.core.store.leases import SqlLeases
+from seriatim.core.store.parking import SqlParking
+from seriatim.core.store.port import Scope, Writes
+from seriatim.core.store.records import SqlRecords
+from seriatim.core.transaction import install_guard
+
+
+class SqlStore:
+    """A database that SQLAlchemy reaches."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._engine: Engine = dialect.create_engine()
+        install_guard(self._engine)
+
+    def session(self) -> SqlSession:
+        """A session of its own."""
+        return SqlSession(self._engine, self._dialect)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading, on one snapshot."""
+        with self._mapped(), self._engine.connect() as connection:
+            connection.info["seriatim_reader"] = True
+            try:
+                yield connection
+            finally:
+                connection.rollback()
+                connection.info.pop("seriatim_reader", None)
+
+    def init(self) -> bool:
+        """Make the tables."""
+        with self._mapped():
+            if inspect(self._engine).has_table(schema.schema_version.name):
+                self.check()
+                return False
+        session = self.session()
+        try:
+            with session.transaction():
+                schema.metadata.create_all(session.connection)
+                if session.run(select(schema.schema_version.c.version)).first() is None:
+                    session.run(
+                        insert(schema.schema_version).values(
+                            version=schema.VERSION, incarnation=secrets.token_hex(16), installed_at=self._dialect.now()
+                        )
+                    )
+        finally:
+            session.close()
+        return True
+
+    def check(self) -> None:
+        """Raise `SchemaMismatch` unless the tables are this program's."""
+        with self._mapped():
+            names = set(inspect(self._engine).get_table_names())
+        if schema.schema_version.name not in names:
+            raise SchemaMismatch(
+                f"store {self._dialect.describe()}: it has no Seriatim tables; run `seriatim init` first"
+            )
+        with self.read() as connection:
+            version = connection.execute(select(func.max(schema.schema_version.c.version))).scalar()
+        if version != schema.VERSION:
+            raise SchemaMismatch(
+                f"store {self._dialect.describe()}: its tables are of version {version}, this program's of "
+                f"{schema.VERSION}; install the matching release, or migrate the store"
+            )
+        missing = sorted(set(schema.metadata.tables) - names)
+        if missing:
+            raise SchemaMismatch(f"store {self._dialect.describe()}: the tables {', '.join(missing)} are missing")
+
+    def declare(self, scope: Scope, partitions: Sequence[str]) -> None:
+        """Record a topic's partitions and make the group's rows."""
+        session = self.session()
+        try:
+            with session.transaction():
+                known = self._known(session, scope.topic)
+                if known and known != tuple(partitions):
+                    raise ConfigurationError(
+                        f"topic {scope.topic!r} is declared with {_listed(partitions)}, but the store knows "
+                        f"{_listed(known)}: keys would move between partitions and overtake themselves; declare the "
+                        "old number, or grow the topic in the guided way"
+                    )
+                if not known:
+                    session.run(
+                        insert(schema.topic_partition),
+                        [
+                            {"topic": scope.topic, "partition_id": partition, "ordinal": ordinal}
+                            for ordinal, partition in enumerate(partitions)
+                        ],
+                    )
+                self._make_owner_rows(session, scope, partitions)
+        finally:
+            session.close()
+
+    @staticmethod
+    def _known(session: SqlSession, topic: str) -> tuple[str, ...]:
+        table = schema.topic_partition
+        query = select(table.c.partition_id).where(table.c.topic == topic).order_by(table.c.ordinal)
+        return tuple(session.run(query).scalars())
+
+    @staticmethod
+    def _make_owner_rows(session: SqlSession, scope: Scope, partitions: Sequence[str]) -> None:
+        table = schema.partition_owner
+        query = select(table.c.partition_id).where(
+            table.c.consumer_group == scope.group, table.c.topic == scope.topic
+        )
+        there = set(session.run(query).scalars())
+        new = [
+            {"consumer_group": scope.group, "topic": scope.topic, "partition_id": partition}
+            for partition in partitions
+            if partition not in there
+        ]
+        if new:
+            session.run(insert(table), new)
+
+    def partitions(self, topic: str) -> tuple[str, ...]:
+        """The declared partitions."""
+        table = schema.topic_partition
+        query = select(table.c.partition_id).where(table.c.topic == topic).order_by(table.c.ordinal)
+        with self.read() as connection:
+            return tuple(connection.execute(query).scalars())
+
+    def classify(self, error: BaseException) -> Fault:
+        """Whose fault a database error is."""
+        return self._dialect.classify(error)
+
+    def describe(self) -> str:
+        """The store in words fit for a log."""
+        return self._dialect.describe()
+
+    @property
+    def dialect(self) -> Dialect:
+        """What kind of database it is."""
+        return self._dialect
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise mapped(error, self._dialect) from error
+
+    def close(self) -> None:
+        """Let go of every pooled connection."""
+        self._engine.dispose()
+
+
+class SqlSession:
+    """One connection, opened at its first use and again after it was lost."""
+
+    def __init__(self, engine: Engine, dialect: Dialect) -> None:
+        self._engine = engine
+        self._dialect = dialect
+        self._exclusive = dialect.exclusive()
+        self._connection: Connection | None = None
+        self.leases = SqlLeases(self.run, self.transaction, dialect)
+        self.records = SqlRecords(self.run)
+        self.parking = SqlParking(self.run)
+        self._now = select(dialect.now())
+
+    @property
+    def connection(self) -> Connection:
+        """The connection; opened when there is none.
+
+        Raises:
+            StoreUnavailable: the database can't be reached.
+        """
+        if self._connection is None:
+            try:
+                self._connection = self._engine.connect()
+            except SQLAlchemyError as error:
+                raise mapped(error, self._dialect) from error
+        return self._connection
+
+    def run(self, statement: Executable, params: Any = None) -> CursorResult[Any]:
+        """Execute one statement of our own; outside a transaction it is a read that leaves none open."""
+        connection = self.connection
+        own = not connection.in_transaction()
+        try:
+            if own:
+                connection.info["seriatim_reader"] = True
+            result = connection.execute(statement, params)
+            if own:
+                frozen = result.freeze()
+                connection.rollback()
+                return frozen()  # type: ignore[return-value]  # what a read needs of a cursor, it has
+        except SQLAlchemyError as error:
+            raise self._fail(error) from error
+        finally:
+            if own:
+                connection.info.pop("seriatim_reader", None)
+        return result
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One write transaction."""
+        with self._exclusive.hold():
+            connection = self.connection
+            try:
+                begun = connection.begin()
+            except SQLAlchemyError as error:
+                raise self._fail(error) from error
+            try:
+                yield
+            except BaseException:
+                self._roll_back(begun)
+                raise
+            try:
+                begun.commit()
+            except SQLAlchemyError as error:
+                self._forget()
+                raise CommitUnknown(f"the answer to a COMMIT was lost: {error}") from error
+
+    def _roll_back(self, begun: Any) -> None:
+        try:
+            begun.rollback()
+        except SQLAlchemyError:  # the connection is gone, and the server rolls back by itself
+            self._forget()
+
+    def _fail(self, error: SQLAlchemyError) -> StoreError:
+        failure = mapped(error, self._dialect)
+        if isinstance(failure, StoreUnavailable) and not (self._connection and self._connection.in_transaction()):
+            self._forget()
+        return failure
+
+    def _forget(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            connection.invalidate()
+            connection.close()
+        except SQLAlchemyError:  # it was lost already; what matters is that it isn't used again
+            connection.detach()
+
+    def now(self) -> int:
+        """The database's time."""
+        return int(self.run(self._now).scalar_one())
+
+    def savepoint(self, name: str) -> None:
+        """Set a savepoint."""
+        self._driver(f"SAVEPOINT {name}")
+
+    def rollback_to(self, name: str) -> None:
+        """Undo what came after a savepoint."""
+        self._driver(f"ROLLBACK TO SAVEPOINT {name}")
+
+    def release(self, name: str) -> None:
+        """Let a savepoint go."""
+        self._driver(f"RELEASE SAVEPOINT {name}")
+
+    def _driver(self, statement: str) -> None:
+        try:
+            self.connection.exec_driver_sql(statement)
+        except SQLAlchemyError as error:
+            raise self._fail(error) from error
+
+    def write(self, scope: Scope, writes: Writes, now: int) -> None:
+        """Carry out what a transaction leaves behind, in the lock order: parked rows, then records."""
+        self.parking.remove(writes.unparks)
+        self.parking.move(writes.moves)
+        self.parking.insert(scope, writes.parks, now)
+        self.parking.write_keys(scope, writes.keys, now)
+        self.records.unclaim(scope, sorted(writes.unclaims))
+        self.records.finish(scope, list(writes.finishes.values()), now)
+        for partition, count in sorted(writes.duplicates.items()):
+            self.leases.count_duplicates(scope, partition, count)
+        for partition, position in writes.positions.items():
+            self.leases.set_position(scope, partition, position)
+
+    def close(self) -> None:
+        """Let go of the connection and of the turn."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        self._exclusive.close()
+
+
+def mapped(error: SQLAlchemyError, dialect: Dialect) -> StoreError:
+    """The error of ours that says whose fault a driver's error is."""
+    text = str(getattr(error, "orig", None) or error)
+    fault = dialect.classify(error)
+    if fault is Fault.STORE:
+        return StoreUnavailable(f"store {dialect.describe()}: {text}")
+    if fault is Fault.CONTENTION:
+        return Contention(f"store {dialect.describe()}: {text}")
+    return StoreError(f"store {dialect.describe()}: {text}")
+
+
+def _listed(partitions: Sequence[str]) -> str:
+    return f"{len(partitions)} partitions ({', '.join(partitions[:4])}{', …' if len(partitions) > 4 else ''})"

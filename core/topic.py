@@ -1,0 +1,135 @@
+"""A topic as a program declares it: its partitions, routing, codec, handlers and policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from seriatim.core.codec import Codec, JsonCodec
+from seriatim.core.decision import Policy
+from seriatim.core.errors import ConfigurationError, InvalidMessage
+from seriatim.core.handler import ANY, Function, Handler
+from seriatim.core.keys import canonical_key
+from seriatim.core.message import MAX_TOPIC, MAX_TYPE, NO_HEADERS, Message, check_text
+from seriatim.core.routing import Routing
+from seriatim.core.state_machine import Transition
+
+F = TypeVar("F", bound=Function)
+
+
+@dataclass(slots=True)
+class Topic:
+    """A logical stream of messages. Made by `App.topic`; handlers are added with `on`.
+
+    `max_body` is the longest body in bytes that is accepted, by the producer and by the consumer. `keep_body` says
+    whether a record keeps its request body: "always", "on_failure" or "never".
+    """
+
+    name: str
+    partitions: tuple[str, ...]
+    codec: Codec = field(default_factory=JsonCodec)
+    routing: Routing = field(default_factory=Routing)
+    policy: Policy = field(default_factory=Policy)
+    ignore: frozenset[str] = frozenset()
+    max_body: int = 4 * 1024 * 1024
+    keep_body: str = "on_failure"
+    _handlers: dict[str, Handler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_text("topic", self.name, MAX_TOPIC)
+        if not self.partitions or len(set(self.partitions)) != len(self.partitions):
+            raise ConfigurationError(f"topic {self.name!r}: it needs partitions, each with an id of its own")
+        if self.keep_body not in ("always", "on_failure", "never"):
+            raise ConfigurationError(
+                f"topic {self.name!r}: keep_body is {self.keep_body!r}; it is 'always', 'on_failure' or 'never'"
+            )
+
+    def on(self, type: str, *, moves: Transition | None = None, once: bool = False) -> Callable[[F], F]:  # noqa: A002
+        """Register the handler of a message type; ``"*"`` takes every type without a handler of its own.
+
+        `moves` is the state transition that the message asks for; the handler runs only when it is legal. `once`
+        declares that the type happens once in the life of its sharding key, so that ``<key>:<type>`` may be its biz_key.
+
+        Raises:
+            ConfigurationError: the type has a handler already.
+        """
+        check_text("message type", type, MAX_TYPE)
+        if type in self._handlers:
+            raise ConfigurationError(f"topic {self.name!r}: type {type!r} has a handler already")
+
+        def register(function: F) -> F:
+            self._handlers[type] = Handler(type, function, moves, once)
+            return function
+
+        return register
+
+    def handler(self, type: str) -> Handler | None:  # noqa: A002
+        """The handler of a message type."""
+        return self._handlers.get(type) or self._handlers.get(ANY)
+
+    @property
+    def handlers(self) -> Iterable[Handler]:
+        """Every handler."""
+        return self._handlers.values()
+
+    def listed_types(self) -> str:
+        """The types that have handlers, in words."""
+        return ", ".join(sorted(self._handlers)) or "none"
+
+    def default_biz_key(self, sharding_key: str, type: str) -> str | None:  # noqa: A002
+        """``<sharding key>:<type>`` for a type that happens once in the life of its key, else None."""
+        handler = self.handler(type)
+        return f"{sharding_key}:{type}" if handler is not None and handler.has_default_biz_key else None
+
+    def message(
+        self,
+        *,
+        key: str | int | bytes,
+        type: str,  # noqa: A002
+        body: Any,
+        biz_key: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        state: str | None = None,
+        seq: int | None = None,
+        reply_to: str | None = None,
+        correlation_id: str | None = None,
+        produced_at: float | None = None,
+    ) -> Message:
+        """A message of this topic, its body encoded by the topic's codec.
+
+        Raises:
+            InvalidMessage: a key is missing or too long, the body has no encoding or is too long, or the type may
+                happen more than once in the life of its key and no biz_key was given.
+        """
+        sharding_key = canonical_key(key)
+        biz_key = biz_key or self.default_biz_key(sharding_key, type)
+        if biz_key is None:
+            raise InvalidMessage(
+                f"a message of type {type!r} needs an explicit biz_key (a flow number): <key>:<type> is enough only "
+                "for a type that happens once in the life of its key (declare it with moves= or once=True)"
+            )
+        data = self.codec.encode(body)
+        self.check_body(data)
+        return Message(
+            topic=self.name,
+            sharding_key=sharding_key,
+            biz_key=biz_key,
+            type=type,
+            body=data,
+            headers=headers,
+            produced_at=time.time() if produced_at is None else produced_at,
+            state=state,
+            seq=seq,
+            reply_to=reply_to,
+            correlation_id=correlation_id,
+        )
+
+    def check_body(self, data: bytes) -> None:
+        """Raise `InvalidMessage` for a body that is too long."""
+        if len(data) > self.max_body:
+            raise InvalidMessage(
+                f"the body has {len(data)} bytes; topic {self.name!r} takes at most {self.max_body} (max_body=): "
+                "send a reference to it instead"
+            )
