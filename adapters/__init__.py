@@ -1,0 +1,1 @@
+"""One module or folder per broker, each implementing `seriatim.core.broker` and nothing else."""

@@ -45,7 +45,7 @@ class JsonCodec:
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise InvalidMessage(f"the body isn't JSON: {error or type(error).__name__}") from error
+            raise InvalidMessage(f"the body isn't JSON: {str(error) or type(error).__name__}") from error
         self._check(value, data)
         return value
 

@@ -74,6 +74,7 @@ class Action(enum.Enum):
     CONFLICT = "conflict"
     BEHIND = "behind"
     PARK = "park"  #: malformed or unhandled: fails without being run
+    STAND = "stand"  #: dead, and its key waits for a person: it stands where it is
     STRAY = "stray"  #: malformed and without a readable key: kept, alone
     IGNORE = "ignore"  #: of a type that the topic ignores
 
@@ -204,8 +205,14 @@ def judge(arrival: Arrival, record: Record | None, waiting: Waiting | None, key:
     return Action.PARK if arrival.problem is not None else Action.RUN
 
 
-def judge_parked(arrival: Arrival, record: Record | None) -> Action:
-    """What the lane does with a parked message whose turn has come: final records make it a duplicate."""
+def judge_parked(arrival: Arrival, record: Record | None, reason: Reason) -> Action:
+    """What the lane does with a parked message whose turn has come.
+
+    A dead one has a final record of its own and must not be taken for a duplicate: it stands until a person decides.
+    Any other final record makes it a duplicate.
+    """
+    if reason is Reason.DEAD:
+        return Action.STAND
     if record is not None and record.final:
         return Action.DUPLICATE if record.same(arrival) else Action.CONFLICT
     return Action.PARK if arrival.problem is not None else Action.RUN

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from seriatim.core.errors import InvalidMessage
 from seriatim.core.message import MAX_KEY, MAX_TYPE, RESERVED_PREFIX, Delivery, Message, check_text
+
+N = TypeVar("N", int, float)
 
 KEY = "seriatim-key"
 BIZ_KEY = "seriatim-biz-key"
@@ -93,7 +96,7 @@ def _message(delivery: Delivery, default_biz_key: Callable[[str, str], str | Non
     )
 
 
-def _number(raw: Mapping[str, str], name: str, kind: Callable[[str], float | int]) -> int | float | None:
+def _number(raw: Mapping[str, str], name: str, kind: Callable[[str], N]) -> N | None:
     text = raw.get(name)
     if text is None:
         return None

@@ -7,10 +7,11 @@ What was read is kept up to date in memory, so that the second message of an ent
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import column, insert, select, table, update
+from sqlalchemy import ColumnClause, column, insert, select, table, update
 
 from seriatim.core.errors import Contention, InvalidMessage
 from seriatim.core.state_machine import Current, Move, StateMachine, Transition
@@ -43,7 +44,8 @@ class Guard:
             moves = task.handler.moves if task.handler is not None else None
             if moves is not None:
                 keys = wanted.setdefault(id(moves.machine), (moves.machine, set()))[1]
-                keys.add(entity_key(moves, task))
+                with suppress(InvalidMessage):  # its turn will say so
+                    keys.add(entity_key(moves, task))
         for machine, keys in wanted.values():
             self._read(machine, keys)
 
@@ -83,7 +85,8 @@ class Guard:
         return self._known[slot]
 
     def _read(self, machine: StateMachine, keys: set[str]) -> None:
-        key, state = column(machine.key), column(machine.column)
+        key: ColumnClause[Any] = column(machine.key)
+        state: ColumnClause[Any] = column(machine.column)
         columns = [key, state] if machine.version is None else [key, state, column(machine.version)]
         query = select(*columns).select_from(table(machine.table)).where(key.in_(sorted(keys)))
         found = {str(row[0]): Current(*row[1:]) for row in self.run(self.lock(query))}

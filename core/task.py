@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seriatim.core.decision import Arrival, Reason
@@ -47,6 +47,12 @@ class Task:
         if self.arrival.sharding_key is None:
             raise AssertionError("a task without a sharding key was taken for one with")
         return self.arrival.sharding_key
+
+    def refuse(self, problem: Reason, error: str) -> None:
+        """Keep it from being run: it fails for this reason instead."""
+        self.handler = None
+        self.arrival = replace(self.arrival, problem=problem)
+        self.error = error
 
 
 def of_delivery(topic: Topic, delivery: Delivery) -> Task:

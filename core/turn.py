@@ -42,7 +42,7 @@ class Turn:
         """
         if task.handler is None or task.message is None:
             reason = task.arrival.problem or Reason.MALFORMED
-            return Failed(reason, task.error, counted=reason is not Reason.UNHANDLED), False
+            return _unrun(reason, task.error), False
         try:
             guarded = self._guard(task, task.handler)
         except InvalidMessage as error:
@@ -87,6 +87,12 @@ class Turn:
                 error_type=type(error).__name__,
             )
         return result
+
+
+def _unrun(reason: Reason, error: str) -> Failed:
+    """The failure of a message that can't be run; contention and a missing handler are not its own fault."""
+    counted = reason not in (Reason.UNHANDLED, Reason.CONTENTION)
+    return Failed(reason, error, counted=counted, after_s=0.0 if reason is Reason.CONTENTION else None)
 
 
 def _unmoved(task: Task, guarded: Guarded) -> Result:

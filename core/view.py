@@ -28,7 +28,8 @@ from seriatim.core.decision import (
     judge,
     judge_parked,
 )
-from seriatim.core.store.port import MICROSECOND, Finish, ParkedMessage, Position, Writes
+from seriatim.core.message import Position
+from seriatim.core.store.port import MICROSECOND, Finish, ParkedMessage, Writes
 from seriatim.core.task import Task
 
 MAX_CONFLICTS = 10  #: different bodies that are kept for one biz_key
@@ -91,7 +92,7 @@ class View:
         arrival = task.arrival
         record = self.records.get(arrival.biz_key) if arrival.biz_key is not None else None
         if task.row is not None:
-            return judge_parked(arrival, record)
+            return judge_parked(arrival, record, task.row.reason)
         waiting = self.waiting.get(arrival.biz_key) if arrival.biz_key is not None else None
         key = FREE if arrival.sharding_key is None else self.standing(arrival.sharding_key)
         return judge(arrival, record, waiting, key)
@@ -128,10 +129,13 @@ class View:
         self._dispose(task, disposal, failure)
         return disposal
 
-    def early(self, task: Task, early: TooEarly) -> None:
-        """Its predecessor hasn't come: it goes aside, or is given up once its deadline has passed."""
+    def early(self, task: Task, early: TooEarly, *, awaited: bool = False) -> None:
+        """Its predecessor hasn't come: it goes aside, or is given up once its deadline has passed.
+
+        `awaited` says that what it waits for is itself parked somewhere, so that it may still come.
+        """
         tries = self.attempts(task) + 1 if task.row is not None and task.row.reason is Reason.EARLY else 1
-        if task.row is not None and self._gave_up(task):
+        if task.row is not None and not awaited and self.may_give_up(task):
             failure = Failed(Reason.EARLY, f"gave up waiting: {early.error}", final=True)
             self._dispose(task, Disposal(Place.CLOSED, Reason.DEAD, Outcome.REJECTED, tries, None), failure)
             return
@@ -141,7 +145,8 @@ class View:
         if task.row is None:
             self._early.setdefault(task.sharding_key, []).append((task, row))
 
-    def _gave_up(self, task: Task) -> bool:
+    def may_give_up(self, task: Task) -> bool:
+        """Whether an early message that is still early has run out of time."""
         key = self.standing(task.sharding_key)
         return expired(task.received_at, self.policy.early_deadline_s, self.read_through.get(task.partition, 0), key)
 
@@ -177,6 +182,12 @@ class View:
             known.append(task.arrival.digest)
             self.writes.parks.append(replace(self._row(task, Place.CLOSED, Reason.CONFLICT, error, None), conflict=True))
         self._tell(task, Outcome.CONFLICT, Reason.CONFLICT, error=error)
+
+    def stands(self, task: Task) -> None:
+        """It is dead and the head of its key: nothing tries it, and nothing passes it, until a person decides."""
+        key = self.standing(task.sharding_key)
+        self._stand(task, key.head_failed(self.attempts(task) or (task.row.attempts if task.row else 0), None))
+        self._tell(task, Outcome.REJECTED, Reason.DEAD)
 
     def stray(self, task: Task) -> None:
         """It can't be read, not even its key: it is kept, alone."""

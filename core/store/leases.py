@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, bindparam, case, delete, insert, select, update
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Row, bindparam, case, delete, insert, select, update
 
 from seriatim.core.message import Position
 from seriatim.core.store.dialect import Dialect
@@ -53,7 +53,7 @@ class SqlLeases:
         self._transaction = transaction
         self._dialect = dialect
         self._now = dialect.now()
-        read_through = bindparam("new_read_through")
+        read_through: BindParameter[int] = bindparam("new_read_through", type_=BigInteger())
         self._fence = (
             update(owners)
             .where(_OURS & (owners.c.effect == bindparam("seen_effect")))
@@ -136,6 +136,12 @@ class SqlLeases:
         with self._transaction():
             done = self._run(self._release, _at(scope, partition) | {"by_owner": owner, "by_epoch": epoch})
             return bool(done.rowcount)
+
+    def pause(self, scope: Scope, partition: str, owner: str, why: str | None) -> None:
+        """Say why nothing of a partition is consumed."""
+        ours = _of(scope) & (owners.c.partition_id == partition) & (owners.c.owner == owner)
+        with self._transaction():
+            self._run(update(owners).where(ours).values(paused=why))
 
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Hold these partitions, in the order of the bytes of their ids."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, CursorResult, Executable, Select
 
 from seriatim.core.decision import KeyStanding, Outcome, Place, Reason, Record, Status, Waiting
 from seriatim.core.faults import Fault
@@ -193,6 +193,10 @@ class Leases(Protocol):
         """Let a lease go, so that the next owner needn't be careful; False when it wasn't ours any more."""
         ...
 
+    def pause(self, scope: Scope, partition: str, owner: str, why: str | None) -> None:
+        """Say why nothing of a partition is consumed; None says that it is again."""
+        ...
+
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Inside a transaction, as its first statement: hold these partitions. Empty means every one is held."""
         ...
@@ -265,9 +269,20 @@ class Parking(Protocol):
 class Session(Protocol):
     """One connection. A failed statement raises `StoreUnavailable`, `Contention` or `StoreError`."""
 
-    leases: Leases
-    records: Records
-    parking: Parking
+    @property
+    def leases(self) -> Leases:
+        """Leases, members and the fence."""
+        ...
+
+    @property
+    def records(self) -> Records:
+        """The idempotency records."""
+        ...
+
+    @property
+    def parking(self) -> Parking:
+        """Parked messages and keys."""
+        ...
 
     @property
     def connection(self) -> Connection:
@@ -280,6 +295,18 @@ class Session(Protocol):
         Raises:
             CommitUnknown: the commit was sent and its answer lost; nothing may be assumed.
         """
+        ...
+
+    def run(self, statement: Executable, params: Any = None) -> CursorResult[Any]:
+        """Execute one statement of our own; outside a transaction it is a read."""
+        ...
+
+    def locking(self, query: Select[Any]) -> Select[Any]:
+        """`query` as a read that locks its rows until the transaction ends."""
+        ...
+
+    def classify(self, error: BaseException) -> Fault:
+        """Whose fault a database error is."""
         ...
 
     def now(self) -> int:

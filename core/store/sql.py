@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, func, insert, inspect, select
+from sqlalchemy import Connection, CursorResult, Engine, Executable, Select, func, insert, inspect, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from seriatim.core.errors import (
@@ -254,6 +254,14 @@ class SqlSession:
             connection.close()
         except SQLAlchemyError:  # it was lost already; what matters is that it isn't used again
             connection.detach()
+
+    def locking(self, query: Select[Any]) -> Select[Any]:
+        """`query` as a locking read."""
+        return self._dialect.lock(query, wait=True)
+
+    def classify(self, error: BaseException) -> Fault:
+        """Whose fault a database error is."""
+        return self._dialect.classify(error)
 
     def now(self) -> int:
         """The database's time."""

@@ -1,0 +1,1 @@
+"""The contract suites: the same behaviours for every implementation of a port. They ship, for adapters of others."""

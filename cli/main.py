@@ -1,0 +1,32 @@
+"""The `seriatim` command."""
+
+from __future__ import annotations
+
+import typer
+
+from seriatim.cli.route import route
+from seriatim.cli.run import run
+from seriatim.cli.state_graph import state_graph
+from seriatim.cli.store import init, schema
+
+app = typer.Typer(
+    name="seriatim",
+    help="Messages in order per business key, each with exactly one effect.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(run)
+app.command()(route)
+app.command()(init)
+app.command()(schema)
+app.command("state-graph")(state_graph)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

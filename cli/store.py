@@ -1,0 +1,49 @@
+"""`seriatim init` and `seriatim schema`: the store's tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+from sqlalchemy import Dialect
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
+from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from seriatim.cli.console import guarded, out
+from seriatim.core.errors import ConfigurationError
+from seriatim.core.settings import load_settings
+from seriatim.core.store import open_store
+from seriatim.core.store.schema import metadata
+
+_DIALECTS: dict[str, type[Dialect]] = {
+    "sqlite": sqlite.dialect,
+    "mysql": MySQLDialect_pymysql,
+    "mariadb": MariaDBDialect,
+}
+
+
+@guarded
+def init(store: Annotated[Optional[str], typer.Option(help="Store URL.")] = None) -> None:
+    """Make Seriatim's tables in the store; harmless where they are already there."""
+    opened = open_store(load_settings(store=store).store)
+    try:
+        made = opened.init()
+        out.print(f"{opened.describe()}: {'tables made' if made else 'the tables are there already'}", highlight=False)
+    finally:
+        opened.close()
+
+
+@guarded
+def schema(
+    dialect: Annotated[str, typer.Option(help="sqlite, mysql or mariadb.")] = "mysql",
+) -> None:
+    """Print the tables as SQL, for a DBA."""
+    if dialect not in _DIALECTS:
+        raise ConfigurationError(f"--dialect {dialect!r}: there are {', '.join(_DIALECTS)}")
+    speaks = _DIALECTS[dialect]()
+    for table in metadata.sorted_tables:
+        typer.echo(f"{str(CreateTable(table).compile(dialect=speaks)).strip()};\n")
+        for index in sorted(table.indexes, key=lambda one: str(one.name)):
+            typer.echo(f"{str(CreateIndex(index).compile(dialect=speaks)).strip()};\n")

@@ -1,0 +1,176 @@
+"""The application: a consumer group, its topics, and the ways to run it and to send to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from seriatim.core.broker import Broker
+from seriatim.core.brokers import open_broker
+from seriatim.core.codec import Codec, JsonCodec
+from seriatim.core.decision import OnDead, OnFailure, Policy
+from seriatim.core.errors import ConfigurationError
+from seriatim.core.message import check_text
+from seriatim.core.observer import Observer
+from seriatim.core.producing import OrderedProducer
+from seriatim.core.routing import Routing, numbered
+from seriatim.core.settings import Settings, load_settings
+from seriatim.core.store import SqlStore, open_store
+from seriatim.core.store.port import Scope
+from seriatim.core.store.schema import MAX_GROUP
+from seriatim.core.topic import Topic
+from seriatim.core.worker import Worker, WorkerOptions
+
+
+class App:
+    """A consumer group and its topics.
+
+    `settings` say where the broker and the store are; without them they are read from flags, environment and file
+    when they are first needed.
+    """
+
+    def __init__(self, group: str, *, settings: Settings | None = None) -> None:
+        check_text("consumer group", group, MAX_GROUP)
+        self.group = group
+        self.topics: dict[str, Topic] = {}
+        self._settings = settings
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        if self._settings is None:
+            self._settings = load_settings()
+        return self._settings
+
+    def configure(self, settings: Settings) -> None:
+        """Use these settings from now on."""
+        self._settings = settings
+
+    def topic(
+        self,
+        name: str,
+        *,
+        partitions: int | Sequence[str],
+        codec: Codec | None = None,
+        routing: Routing | None = None,
+        policy: Policy | None = None,
+        on_failure: str | OnFailure | None = None,
+        on_dead: str | OnDead | None = None,
+        max_attempts: int | None = None,
+        ignore: Iterable[str] = (),
+        max_body: int = 4 * 1024 * 1024,
+        keep_body: str = "on_failure",
+    ) -> Topic:
+        """Declare a topic. `partitions` is their number, or their ids as the broker names them.
+
+        The number is kept in the store at the first run, and a different one is refused from then on.
+
+        Raises:
+            ConfigurationError: the topic is declared twice, or a value isn't one of those there are.
+        """
+        if name in self.topics:
+            raise ConfigurationError(f"topic {name!r} is declared twice in the app of group {self.group!r}")
+        ids = numbered(partitions) if isinstance(partitions, int) else tuple(partitions)
+        topic = Topic(
+            name=name,
+            partitions=ids,
+            codec=codec or JsonCodec(),
+            routing=routing or Routing(),
+            policy=_policy(name, policy or Policy(), on_failure, on_dead, max_attempts),
+            ignore=frozenset(ignore),
+            max_body=max_body,
+            keep_body=keep_body,
+        )
+        self.topics[name] = topic
+        return topic
+
+    def open_broker(self) -> Broker:
+        """The broker of the settings; closed by the caller."""
+        return open_broker(self.settings.broker)
+
+    def open_store(self) -> SqlStore:
+        """The store of the settings; closed by the caller."""
+        return open_store(self.settings.store)
+
+    @contextmanager
+    def producer(self) -> Iterator[OrderedProducer]:
+        """A producer for the app's topics, which are declared at the broker first.
+
+        Raises:
+            BrokerError: the broker is away.
+        """
+        broker = self.open_broker()
+        try:
+            for topic in self.topics.values():
+                broker.declare(topic.name, topic.partitions)
+            producer = OrderedProducer(broker, self.topics)
+            try:
+                yield producer
+            finally:
+                producer.close()
+        finally:
+            broker.close()
+
+    @contextmanager
+    def worker(self, observer: Observer) -> Iterator[Worker]:
+        """A worker on the broker and the store of the settings, everything declared.
+
+        Raises:
+            ConfigurationError: no topic or handler, or a declaration that contradicts what is there.
+            BrokerError, StoreError: the broker or the store is away, or the store isn't initialised.
+        """
+        self._check()
+        store = self.open_store()
+        try:
+            store.check()
+            broker = self.open_broker()
+            try:
+                for topic in self.topics.values():
+                    store.declare(Scope(self.group, topic.name), topic.partitions)
+                    broker.declare(topic.name, topic.partitions, self.group)
+                yield Worker(self.group, list(self.topics.values()), store, broker, observer, self._options())
+            finally:
+                broker.close()
+        finally:
+            store.close()
+
+    def _options(self) -> WorkerOptions:
+        settings = self.settings
+        return WorkerOptions(
+            lanes=settings.lanes,
+            lease_s=settings.lease_s,
+            batch_size=settings.batch_size,
+            batch_s=settings.batch_ms / 1000,
+            stop_s=settings.stop_s,
+        )
+
+    def _check(self) -> None:
+        if not self.topics:
+            raise ConfigurationError(f"the app of group {self.group!r} has no topic: declare one with app.topic(…)")
+        for topic in self.topics.values():
+            if not list(topic.handlers):
+                raise ConfigurationError(
+                    f"topic {topic.name!r} has no handler: register one with @topic.on(…), or nothing can be consumed"
+                )
+
+
+def _policy(
+    topic: str,
+    policy: Policy,
+    on_failure: str | OnFailure | None,
+    on_dead: str | OnDead | None,
+    max_attempts: int | None,
+) -> Policy:
+    try:
+        return replace(
+            policy,
+            on_failure=policy.on_failure if on_failure is None else OnFailure(on_failure),
+            on_dead=policy.on_dead if on_dead is None else OnDead(on_dead),
+            max_attempts=policy.max_attempts if max_attempts is None else max_attempts,
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"topic {topic!r}: {error}; on_failure is one of {', '.join(OnFailure)}, "
+            f"on_dead one of {', '.join(OnDead)}"
+        ) from None

@@ -1,0 +1,63 @@
+"""A partition that a lane holds, and what it remembers of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from seriatim.core.message import Position
+from seriatim.core.store.port import Claimed, Outlook, OwnerRow
+
+
+@dataclass(slots=True)
+class Holding:
+    """A claimed partition.
+
+    `effect` is the stamp as last seen; `outlook` what is remembered of its parked keys while the stamp matches.
+    `careful`: its last owner never let go, so its next batch runs message by message, each counted before it runs.
+    `read_through` (microseconds) is the time up to which it is known to be read. `touched_at` is when a fence or a
+    renewal last held the lease, on this process's own clock.
+    """
+
+    partition: str
+    owner: str
+    epoch: int
+    effect: int
+    position: Position | None
+    careful: bool
+    read_through: int | None = None
+    outlook: Outlook = field(default_factory=lambda: Outlook(any_keys=True))
+    lost: bool = False
+    paused: str | None = None
+    touched_at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, claimed: Claimed) -> Holding:
+        """What a claim gave."""
+        row = claimed.row
+        if row.owner is None:
+            raise AssertionError("a claim without an owner")
+        return cls(
+            partition=row.partition,
+            owner=row.owner,
+            epoch=row.epoch,
+            effect=row.effect,
+            position=row.position,
+            careful=not claimed.released,
+            read_through=row.read_through,
+            paused=row.paused,
+        )
+
+    def committed(self, advance: int, outlook: Outlook | None) -> None:
+        """A transaction of ours went through."""
+        self.effect += advance
+        self.touched_at = time.monotonic()
+        if outlook is not None:
+            self.outlook = outlook
+
+    def reread(self, row: OwnerRow, outlook: Outlook) -> None:
+        """Someone else changed the partition, or we don't know what we did: this is how it stands."""
+        self.effect = row.effect
+        self.position = row.position
+        self.outlook = outlook
+        self.paused = row.paused

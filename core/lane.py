@@ -1,0 +1,139 @@
+"""A lane: one thread of execution with its own database connection.
+
+A partition is in one lane at a time. What others want of a lane they put into its inbox; the lane looks there between
+rounds. When the store or the broker is away it pauses with back-off, for as long as it takes, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from seriatim.core.backoff import Backoff
+from seriatim.core.errors import BrokerError, FenceLost, StoreUnavailable
+from seriatim.core.holding import Holding
+from seriatim.core.observer import Observer
+from seriatim.core.store.port import Scope, Session
+from seriatim.core.topic_lane import TopicLane
+
+IDLE_S = 0.5  #: how long a round waits for something to arrive; `wake` ends it early
+_TROUBLE = Backoff(base_s=0.1, cap_s=5.0)
+
+
+class Lane:
+    """Runs `TopicLane`s, one after another, on a thread of its own."""
+
+    def __init__(self, name: str, make: Callable[[], tuple[Session, Sequence[TopicLane]]], observer: Observer) -> None:
+        self.name = name
+        self.failure: BaseException | None = None
+        self._make = make
+        self._observer = observer
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._topics: dict[Scope, TopicLane] = {}
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # -- called by others
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def take(self, scope: Scope, holding: Holding) -> None:
+        """Hand a claimed partition to the lane."""
+        self._post(lambda: self._topics[scope].take(holding))
+
+    def give(self, scope: Scope, partition: str) -> None:
+        """Ask the lane to give a partition up."""
+        self._post(lambda: self._topics[scope].give(partition))
+
+    def wake(self) -> None:
+        """Make the lane look at its inbox soon."""
+        for topic in list(self._topics.values()):
+            topic.consumer.wake()
+
+    def stop(self) -> None:
+        """Finish the transaction in hand, give every partition up, and end."""
+        self._stopping.set()
+        self.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def last_activity(self) -> float:
+        """When it last had anything to do, on this process's own clock; 0 before it began."""
+        return max((topic.last_activity for topic in list(self._topics.values())), default=0.0)
+
+    def _post(self, command: Callable[[], None]) -> None:
+        self._inbox.put(command)
+        self.wake()
+
+    # -- on its thread
+
+    def _run(self) -> None:
+        try:
+            session, topics = self._make()
+        except BaseException as error:  # noqa: BLE001 - the worker raises it
+            self.failure = error
+            return
+        self._topics = {topic.scope: topic for topic in topics}
+        try:
+            self._rounds()
+        except BaseException as error:  # noqa: BLE001 - a bug: the worker stops everything and raises it
+            self.failure = error
+            self._observer.event(logging.CRITICAL, "lane failed", lane=self.name, error=repr(error))
+        finally:
+            self._close(session)
+
+    def _rounds(self) -> None:
+        troubles = 0
+        while not self._stopping.is_set():
+            try:
+                self._obey()
+                self._round()
+                troubles = 0
+            except (StoreUnavailable, BrokerError, FenceLost) as error:
+                troubles += 1
+                wait_s = _TROUBLE.delay(troubles)
+                self._observer.event(
+                    logging.WARNING, "lane paused", lane=self.name, error=str(error), wait_s=round(wait_s, 3)
+                )
+                self._stopping.wait(wait_s)
+
+    def _obey(self) -> None:
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                command()
+            except (StoreUnavailable, BrokerError):
+                self._inbox.put(command)  # later commands concern other partitions, or come after it in effect, too
+                raise
+
+    def _round(self) -> None:
+        topics = [topic for topic in self._topics.values() if topic.holdings]
+        if not topics:
+            self._stopping.wait(0.01)
+        wait_s = IDLE_S if len(topics) == 1 else 0.005
+        for topic in topics:
+            topic.work(wait_s)
+
+    def _close(self, session: Session) -> None:
+        for topic in self._topics.values():
+            try:
+                topic.close()
+            except (StoreUnavailable, BrokerError) as error:
+                self._observer.event(logging.WARNING, "lane closed badly", lane=self.name, error=str(error))
+        session.close()

@@ -1,0 +1,14 @@
+"""For every test: assertions that explain themselves in the shipped suites; Hypothesis profiles."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("seriatim.contract")
+
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.register_profile(  # the same examples each time: a red CI is the change's doing
+    "ci", settings.get_profile("dev"), derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))

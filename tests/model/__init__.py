@@ -1,0 +1,1 @@
+"""The consumption protocol as an executable specification; see README.md."""
