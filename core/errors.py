@@ -60,6 +60,10 @@ class Contention(StoreError):
     """Two transactions wanted the same rows (deadlock, lock time-out). Rolled back; worth trying again."""
 
 
+class DuplicateKey(StoreError):
+    """A row of this key is there already."""
+
+
 class FenceLost(StoreError):
     """The partition belongs to another owner now: what was in hand is dropped, unacknowledged."""
 

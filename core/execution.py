@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from seriatim.core.decision import Action, Failed, Place, Reason
-from seriatim.core.errors import FenceLost, StoreError
-from seriatim.core.guard import Guard
+from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError
+from seriatim.core.guard import Guard, MoveRefused
 from seriatim.core.holding import Holding
 from seriatim.core.message import Position
 from seriatim.core.store.port import MICROSECOND, Fenced, FenceStep, NewRecord, Scope, Session
@@ -181,14 +181,17 @@ class Execution:
                 continue
             if view.judge(task) in (Action.RUN, Action.PARK):
                 new[task.biz_key] = new_record(self.topic, task)
-        self.session.records.claim(self.scope, list(new.values()), view.now)
+        try:
+            self.session.records.claim(self.scope, list(new.values()), view.now)
+        except DuplicateKey as error:  # another partition's owner was quicker: look again
+            raise Contention(f"a biz_key was claimed by another partition's owner: {error}") from error
         view.claimed = set(new)
 
     def _run(self, view: View, done: Executed) -> View:
         fresh = _copy(view)
         try:
             self._pass(view, done, safe=self.savepoints)
-        except _Again:
+        except (_Again, MoveRefused):
             self.session.rollback_to(_CLAIMED)
             done.reran, done.handled, done.runs, done.handler_s = True, {}, 0, 0.0
             self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
@@ -198,12 +201,13 @@ class Execution:
 
     def _pass(self, view: View, done: Executed, *, safe: bool) -> None:
         tx = HandlerTransaction(self.session.connection, self.session.classify)
-        guard = Guard(self.session.run, self.session.locking)
+        guard = Guard(self.session.run, self.session.locking, together=not safe)
         runner = _Runner(self, view, Turn(tx, guard, self.limits.max_response), done, safe=safe)
         try:
             guard.prefetch(task for task in self._tasks() if view.judge(task) is Action.RUN)
             for part in self.parts:
                 done.handled[part.holding.partition] = runner.run_part(part)
+            guard.flush()
         finally:
             tx.close()
 

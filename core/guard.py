@@ -1,7 +1,8 @@
 """The state guard: reads business rows and moves them, by the state machine's judgement.
 
-One read for every key of a batch, the pure judgement, and one conditional UPDATE for each move, its row count checked.
-What was read is kept up to date in memory, so that the second message of an entity needs no second read.
+One read for every key of a batch, the pure judgement, and conditional UPDATEs whose row count is checked: set-wise at
+the end of an optimistic pass, one by one in a careful one. What was read is kept up to date in memory, so that the
+second message of an entity needs no second read. Statements are built once and kept.
 """
 
 from __future__ import annotations
@@ -9,11 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnClause, column, insert, select, table, update
+from sqlalchemy import (
+    ClauseElement,
+    ColumnClause,
+    Insert,
+    Select,
+    Update,
+    bindparam,
+    column,
+    insert,
+    select,
+    table,
+    update,
+)
 
-from seriatim.core.errors import Contention, InvalidMessage
+from seriatim.core.errors import Contention, InvalidMessage, StoreError, StoreUnavailable
 from seriatim.core.state_machine import Current, Move, StateMachine, Transition
 from seriatim.core.task import Task
 
@@ -29,13 +44,23 @@ class Guarded:
     before: str | None
 
 
+class MoveRefused(Exception):  # noqa: N818 - not an error: the batch runs again, each move written at once
+    """A row that was read under the guard had changed when its moves were written together."""
+
+
 @dataclass(slots=True)
 class Guard:
-    """The business rows of one transaction. `run` executes a statement, `lock` makes a read a locking one."""
+    """The business rows of one transaction. `run` executes a statement, `lock` makes a read a locking one.
+
+    `together`: moves of existing rows are gathered and written set-wise by `flush`; otherwise each is written at once.
+    A new row is always made at once, since its handler may refer to it.
+    """
 
     run: Callable[..., Any]
     lock: Callable[[Any], Any]
+    together: bool = False
     _known: dict[tuple[str, str, str], Current] = field(default_factory=dict)
+    _gathered: list[tuple[Transition, dict[str, Any]]] = field(default_factory=list)
 
     def prefetch(self, tasks: Iterable[Task]) -> None:
         """Read the rows of these tasks: one statement for each state machine."""
@@ -50,7 +75,7 @@ class Guard:
             self._read(machine, keys)
 
     def move(self, transition: Transition, task: Task) -> Guarded:
-        """Judge a message's transition and, where it is legal, write it.
+        """Judge a message's transition and, where it is legal, write it or gather it to be written.
 
         Raises:
             Contention: the row kept changing between the read and the write.
@@ -68,15 +93,29 @@ class Guard:
             self._read(machine, {key})
         raise Contention(f"{machine.table}.{machine.column} of {key!r} changed {_READS} times under the guard")
 
+    def flush(self) -> None:
+        """Write the moves that were gathered, in order: consecutive ones of a kind by one statement.
+
+        Raises:
+            MoveRefused: a row had changed; nothing of the transaction may be kept.
+        """
+        for transition, group in groupby(self._gathered, key=lambda gathered: gathered[0]):
+            params = [values for _, values in group]
+            try:
+                moved = self.run(_update(transition), params).rowcount
+            except (StoreUnavailable, Contention):
+                raise
+            except StoreError as error:  # one of them is at fault; written one by one, it will be told
+                raise MoveRefused from error
+            if moved != len(params):
+                raise MoveRefused
+        self._gathered.clear()
+
     def forget(self, task: Task) -> None:
         """What a message moved was rolled back: read it again when it is next asked for."""
         moves = task.handler.moves if task.handler is not None else None
         if moves is not None:
             self._known.pop(_slot(moves.machine, entity_key(moves, task)), None)
-
-    def forget_all(self) -> None:
-        """Everything was rolled back."""
-        self._known.clear()
 
     def _current(self, machine: StateMachine, key: str) -> Current:
         slot = _slot(machine, key)
@@ -85,37 +124,27 @@ class Guard:
         return self._known[slot]
 
     def _read(self, machine: StateMachine, keys: set[str]) -> None:
-        key: ColumnClause[Any] = column(machine.key)
-        state: ColumnClause[Any] = column(machine.column)
-        columns = [key, state] if machine.version is None else [key, state, column(machine.version)]
-        query = select(*columns).select_from(table(machine.table)).where(key.in_(sorted(keys)))
-        found = {str(row[0]): Current(*row[1:]) for row in self.run(self.lock(query))}
+        rows = self.run(self.lock(_select(machine)), {"entity_keys": sorted(keys)})
+        found = {str(row[0]): Current(*row[1:]) for row in rows}
         for name in keys:
             self._known[_slot(machine, name)] = found.get(name, _ABSENT)
 
     def _write(self, transition: Transition, key: str, current: Current, event: Any, seq: int | None) -> bool:
         machine = transition.machine
-        if current.state is None:
-            if transition.insert is not None:
-                self._insert(transition, key, event, seq)
-            return True  # without insert=, the handler makes the row
         values = {machine.column: transition.target, **_assigned(transition, event)}
         if machine.version is not None:
             values[machine.version] = seq
-        target = table(machine.table, column(machine.key), *(column(name) for name in values))
-        conditional = update(target).where(
-            target.c[machine.key] == key, target.c[machine.column] == current.state
-        )
-        return bool(self.run(conditional.values(values)).rowcount)
-
-    def _insert(self, transition: Transition, key: str, event: Any, seq: int | None) -> None:
-        machine = transition.machine
-        values = {machine.key: key, machine.column: transition.target, **_assigned(transition, event)}
-        if machine.version is not None:
-            values[machine.version] = seq
-        if transition.insert is not None:
-            values.update(transition.insert(event))
-        self.run(insert(table(machine.table, *(column(name) for name in values))).values(values))
+        if current.state is None:
+            if transition.insert is not None:
+                row = {machine.key: key, **values, **transition.insert(event)}
+                self.run(_insert(transition, tuple(row)), row)
+            return True  # without insert=, the handler makes the row
+        params = {f"to_{name}": value for name, value in values.items()}
+        params |= {"entity_key": key, "from_state": current.state}
+        if self.together:
+            self._gathered.append((transition, params))
+            return True
+        return bool(self.run(_update(transition), params).rowcount)
 
 
 def entity_key(transition: Transition, task: Task) -> str:
@@ -129,11 +158,48 @@ def entity_key(transition: Transition, task: Task) -> str:
 
 
 def _assigned(transition: Transition, event: Any) -> dict[str, Any]:
-    return {name: value(event) if _is_of_event(value) else value for name, value in transition.assign.items()}
+    """The columns that are set to values; those set to SQL expressions are part of the statement."""
+    return {
+        name: value(event) if callable(value) else value
+        for name, value in transition.assign.items()
+        if not isinstance(value, ClauseElement)
+    }
 
 
-def _is_of_event(value: Any) -> bool:
-    return callable(value) and not hasattr(value, "__clause_element__") and not hasattr(value, "compile")
+def _expressions(transition: Transition) -> dict[str, Any]:
+    return {name: value for name, value in transition.assign.items() if isinstance(value, ClauseElement)}
+
+
+@lru_cache(maxsize=256)
+def _select(machine: StateMachine) -> Select[Any]:
+    key: ColumnClause[Any] = column(machine.key)
+    columns = [key, *(column(name) for name in (machine.column, machine.version) if name is not None)]
+    return select(*columns).select_from(table(machine.table)).where(key.in_(bindparam("entity_keys", expanding=True)))
+
+
+@lru_cache(maxsize=1024)
+def _update(transition: Transition) -> Update:
+    machine = transition.machine
+    plain = {machine.column, *(name for name in transition.assign if name not in _expressions(transition))}
+    if machine.version is not None:
+        plain.add(machine.version)
+    names = sorted(plain | set(transition.assign))
+    target = table(machine.table, column(machine.key), *(column(name) for name in names))
+    values: dict[str, Any] = {name: bindparam(f"to_{name}") for name in sorted(plain)}
+    return (
+        update(target)
+        .where(target.c[machine.key] == bindparam("entity_key"))
+        .where(target.c[machine.column] == bindparam("from_state"))
+        .values(values | _expressions(transition))
+    )
+
+
+@lru_cache(maxsize=1024)
+def _insert(transition: Transition, names: tuple[str, ...]) -> Insert:
+    expressions = {name: value for name, value in _expressions(transition).items() if name not in names}
+    target = table(transition.machine.table, *(column(name) for name in (*names, *expressions)))
+    values: dict[str, Any] = {name: bindparam(name) for name in names}
+    return insert(target).values(values | expressions)
 
 
 def _slot(machine: StateMachine, key: str) -> tuple[str, str, str]:

@@ -133,7 +133,10 @@ class Lane:
     def _close(self, session: Session) -> None:
         for topic in self._topics.values():
             try:
-                topic.close()
+                if self.failure is None:
+                    topic.close()
+                else:
+                    topic.consumer.close()  # nothing is released: the next owner shall be careful
             except (StoreUnavailable, BrokerError) as error:
                 self._observer.event(logging.WARNING, "lane closed badly", lane=self.name, error=str(error))
         session.close()

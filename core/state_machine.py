@@ -35,7 +35,7 @@ class Current:
     version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Transition:
     """A move of one entity to `target`, wanted by one message type.
 
@@ -51,7 +51,7 @@ class Transition:
     key_from: Callable[[Any], str] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StateMachine:
     """States of the rows of `table`, whose key column is `key` and whose state column is `column`.
 

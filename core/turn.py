@@ -47,6 +47,10 @@ class Turn:
             guarded = self._guard(task, task.handler)
         except InvalidMessage as error:
             return Failed(Reason.FAILED, str(error), error_type=type(error).__name__), False
+        except (StoreUnavailable, Contention):
+            raise
+        except StoreError as error:  # the move itself was refused: a constraint, a column that isn't there
+            return Failed(Reason.FAILED, str(error), error_type=type(error.__cause__).__name__), True
         if guarded is not None and guarded.move is not Move.APPLY:
             return _unmoved(task, guarded), False
         before = None if guarded is None else guarded.before

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, Select, func, insert, inspect, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from seriatim.core.errors import (
     CommitUnknown,
     ConfigurationError,
     Contention,
+    DuplicateKey,
     SchemaMismatch,
     StoreError,
     StoreUnavailable,
@@ -312,6 +313,8 @@ def mapped(error: SQLAlchemyError, dialect: Dialect) -> StoreError:
     fault = dialect.classify(error)
     if fault is Fault.STORE:
         return StoreUnavailable(f"store {dialect.describe()}: {text}")
+    if isinstance(error, IntegrityError):
+        return DuplicateKey(f"store {dialect.describe()}: {text}")
     if fault is Fault.CONTENTION:
         return Contention(f"store {dialect.describe()}: {text}")
     return StoreError(f"store {dialect.describe()}: {text}")
