@@ -7,6 +7,7 @@ import typer
 from seriatim.cli.route import route
 from seriatim.cli.run import run
 from seriatim.cli.state_graph import state_graph
+from seriatim.cli.status import status
 from seriatim.cli.store import init, schema
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app.command()(run)
 app.command()(route)
 app.command()(init)
 app.command()(schema)
+app.command()(status)
 app.command("state-graph")(state_graph)
 
 

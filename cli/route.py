@@ -44,9 +44,7 @@ class Placement:
 
 def route(
     keys: Annotated[list[str], typer.Argument(help="Sharding keys; '-' reads them from stdin, one a line.")],
-    partitions: Annotated[
-        int, typer.Option("--partitions", "-n", min=1, help="How many partitions there are.")
-    ],
+    partitions: Annotated[int, typer.Option("--partitions", "-n", min=1, help="How many partitions there are.")],
     to: Annotated[int | None, typer.Option(min=1, help="Show what moves when there are so many.")] = None,
     strategy: Annotated[Strategy, typer.Option(help="How a key finds its partition.")] = Strategy.modulo,
     hash_name: Annotated[str, typer.Option("--hash", help=f"One of {', '.join(HASHES)}.")] = "crc32",

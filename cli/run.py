@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -24,15 +24,15 @@ AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 @guarded
 def run(
     app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app to run, such as shop.orders:app.")],
-    broker: Annotated[Optional[str], typer.Option(help="Broker URL.")] = None,
-    store: Annotated[Optional[str], typer.Option(help="Store URL, the database of the business tables.")] = None,
-    lanes: Annotated[Optional[int], typer.Option(help="Threads in each process.")] = None,
-    workers: Annotated[Optional[int], typer.Option(help="Processes.")] = None,
+    broker: Annotated[str | None, typer.Option(help="Broker URL.")] = None,
+    store: Annotated[str | None, typer.Option(help="Store URL, the database of the business tables.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Threads in each process.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
     until_idle: Annotated[
-        Optional[float], typer.Option(metavar="SECONDS", help="Stop once nothing has arrived for so long.")
+        float | None, typer.Option(metavar="SECONDS", help="Stop once nothing has arrived for so long.")
     ] = None,
-    log: Annotated[Optional[str], typer.Option(help="Log lines: human or json.")] = None,
-    log_level: Annotated[Optional[str], typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
+    log: Annotated[str | None, typer.Option(help="Log lines: human or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
 ) -> None:
     """Consume the app's topics: in order per key, each message with exactly one effect.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from sqlalchemy import Dialect
@@ -25,7 +25,7 @@ _DIALECTS: dict[str, type[Dialect]] = {
 
 
 @guarded
-def init(store: Annotated[Optional[str], typer.Option(help="Store URL.")] = None) -> None:
+def init(store: Annotated[str | None, typer.Option(help="Store URL.")] = None) -> None:
     """Make Seriatim's tables in the store; harmless where they are already there."""
     opened = open_store(load_settings(store=store).store)
     try:

@@ -1,0 +1,1 @@
+"""Compensation: what is parked, why, and how it comes back without ever overtaking itself."""

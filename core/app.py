@@ -171,6 +171,5 @@ def _policy(
         )
     except ValueError as error:
         raise ConfigurationError(
-            f"topic {topic!r}: {error}; on_failure is one of {', '.join(OnFailure)}, "
-            f"on_dead one of {', '.join(OnDead)}"
+            f"topic {topic!r}: {error}; on_failure is one of {', '.join(OnFailure)}, on_dead one of {', '.join(OnDead)}"
         ) from None

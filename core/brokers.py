@@ -28,7 +28,9 @@ def open_broker(url: str) -> Broker:
     try:
         factory: BrokerFactory = known[scheme].load()
     except ImportError as error:
-        raise ConfigurationError(f"the adapter for {scheme}:// needs a library that isn't installed: {error}") from error
+        raise ConfigurationError(
+            f"the adapter for {scheme}:// needs a library that isn't installed: {error}"
+        ) from error
     return factory(url)
 
 

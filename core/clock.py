@@ -9,7 +9,7 @@ from seriatim.core.store.port import MICROSECOND
 
 
 class StoreClock:
-    """The database's time in microseconds, asked at most once in `max_age_s` and carried on by this process's own clock.
+    """The database's time in microseconds, asked once in `max_age_s` at most, and carried on by this process's clock.
 
     Good enough to tell what is due and how far a partition is read; leases are judged by the database itself.
     """

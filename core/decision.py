@@ -153,9 +153,7 @@ class KeyStanding:
 
     def with_head(self, attempts: int, due_at: int | None, *, stops_partition: bool = False) -> KeyStanding:
         """A free key whose message has just failed: it is the head now."""
-        return replace(
-            self, depth=self.depth + 1, attempts=attempts, due_at=due_at, stops_partition=stops_partition
-        )
+        return replace(self, depth=self.depth + 1, attempts=attempts, due_at=due_at, stops_partition=stops_partition)
 
     def with_behind(self) -> KeyStanding:
         """One more behind the head."""

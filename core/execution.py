@@ -77,7 +77,7 @@ class Executed:
     reran: bool = False
 
 
-class _Again(Exception):  # noqa: N818 - not an error: the second pass is due
+class _Again(Exception):
     """A message failed in the optimistic pass, after it may have written something."""
 
 
@@ -333,20 +333,19 @@ class _Runner:
             if not isinstance(result, Success):
                 if isinstance(result, Failed) and touched:
                     result = _counted(result, calls + 1)
-                undo(result, touched)
+                if touched:
+                    undo(result)
         self.done.handler_s += time.perf_counter() - started
         self.done.runs += 1
         return result, calls + 1
 
     @contextmanager
-    def _protected(self, task: Task) -> Iterator[Callable[[Result, bool], None]]:
+    def _protected(self, task: Task) -> Iterator[Callable[[Result], None]]:
         session, guard, tx = self.execution.session, self.turn.guard, self.turn.tx
         if self.safe:
             session.savepoint(_MESSAGE)
 
-        def undo(result: Result, touched: bool) -> None:
-            if not touched:
-                return
+        def undo(result: Result) -> None:
             if not self.safe:
                 if isinstance(result, Failed):
                     self.execution._failures[task.arrival.biz_key or ""] = result  # noqa: SLF001

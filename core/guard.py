@@ -44,7 +44,7 @@ class Guarded:
     before: str | None
 
 
-class MoveRefused(Exception):  # noqa: N818 - not an error: the batch runs again, each move written at once
+class MoveRefused(Exception):
     """A row that was read under the guard had changed when its moves were written together."""
 
 

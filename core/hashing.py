@@ -162,9 +162,7 @@ def _rocketmq_proxy_index(key: str, count: int) -> int:
 
 
 #: Hashes that are a number of the key alone.
-KEY_HASHES: Final[Mapping[str, KeyHash]] = MappingProxyType(
-    {"crc32": crc32, "java": java_hash, "murmur2": murmur2}
-)
+KEY_HASHES: Final[Mapping[str, KeyHash]] = MappingProxyType({"crc32": crc32, "java": java_hash, "murmur2": murmur2})
 
 #: Every rule by name, as key and count to index.
 HASHES: Final[Mapping[str, Selector]] = MappingProxyType(

@@ -22,14 +22,10 @@ def canonical_key(value: str | int | bytes) -> str:
     if text.isascii() and text.isprintable() and not text.isspace() and text:
         return text  # nearly every key ends here; what follows says what is wrong with the others
     if not text.strip():
-        raise InvalidMessage(
-            f"the sharding key is {value!r}: order needs one; pass the id of the business entity"
-        )
+        raise InvalidMessage(f"the sharding key is {value!r}: order needs one; pass the id of the business entity")
     _check_encodable(text)
     if "\x00" in text:
-        raise InvalidMessage(
-            f"the sharding key {text[:SHOWN]!r} holds a NUL, which brokers and stores don't keep"
-        )
+        raise InvalidMessage(f"the sharding key {text[:SHOWN]!r} holds a NUL, which brokers and stores don't keep")
     return text
 
 
@@ -50,9 +46,7 @@ def _decimal(value: int) -> str:
     try:
         return int.__repr__(value)
     except ValueError as error:  # more digits than Python will print
-        raise InvalidMessage(
-            "the sharding key is a number of thousands of digits; use a shorter id"
-        ) from error
+        raise InvalidMessage("the sharding key is a number of thousands of digits; use a shorter id") from error
 
 
 def _decoded(value: bytes) -> str:

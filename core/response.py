@@ -13,6 +13,7 @@ import decimal
 import enum
 import json
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from seriatim.core.errors import SeriatimError
@@ -44,18 +45,20 @@ def encode_response(value: Any, limit: int = MAX_RESPONSE) -> bytes | None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (decimal.Decimal, uuid.UUID)):
-        return str(value)
-    if isinstance(value, (dt.datetime, dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
+    for kinds, plain in _PLAIN:
+        if isinstance(value, kinds):
+            return plain(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+_PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((decimal.Decimal, uuid.UUID), str),
+    ((dt.datetime, dt.date, dt.time), lambda value: value.isoformat()),
+    ((enum.Enum,), lambda value: value.value),
+    ((bytes, bytearray, memoryview), lambda value: base64.b64encode(value).decode()),
+    ((set, frozenset), sorted),
+)

@@ -73,8 +73,7 @@ class Routing:
         hashes = KEY_HASHES if self.strategy == "consistent" else HASHES
         if self.hash not in hashes:
             raise ConfigurationError(
-                f"hash {self.hash!r} is unknown to routing by {self.strategy!r}; "
-                f"choose one of {_choices(hashes)}"
+                f"hash {self.hash!r} is unknown to routing by {self.strategy!r}; choose one of {_choices(hashes)}"
             )
         if (self.strategy == "explicit") != (self.explicit is not None):
             raise ConfigurationError(
@@ -94,9 +93,7 @@ class Routing:
         """
         return _STRATEGIES[self.strategy](self, canonical_key(key), declared(partitions))
 
-    def moves(
-        self, keys: Iterable[str | int | bytes], before: Sequence[str], after: Sequence[str]
-    ) -> tuple[Move, ...]:
+    def moves(self, keys: Iterable[str | int | bytes], before: Sequence[str], after: Sequence[str]) -> tuple[Move, ...]:
         """Those of `keys`, in their order, whose partition differs between the lists `before` and `after`.
 
         Raises:
@@ -132,9 +129,7 @@ def declared(partitions: Sequence[str]) -> tuple[str, ...]:
 
 def _as_tuple(partitions: Sequence[str]) -> tuple[str, ...]:
     if isinstance(partitions, (str, bytes)):
-        raise ConfigurationError(
-            f"the partition list is {partitions!r}: pass several ids, such as ('0', '1')"
-        )
+        raise ConfigurationError(f"the partition list is {partitions!r}: pass several ids, such as ('0', '1')")
     return tuple(partitions)
 
 
@@ -176,9 +171,7 @@ def _explicit(routing: Routing, key: str, partitions: tuple[str, ...]) -> str:
 def _asked(explicit: Explicit | None, key: str, partitions: tuple[str, ...]) -> str:
     if isinstance(explicit, Mapping):
         if key not in explicit:
-            raise ConfigurationError(
-                f"explicit routing knows no partition for key {key!r}; add it to the mapping"
-            )
+            raise ConfigurationError(f"explicit routing knows no partition for key {key!r}; add it to the mapping")
         return explicit[key]
     if explicit is None:
         raise AssertionError  # Routing refuses the strategy without its rule
@@ -186,8 +179,7 @@ def _asked(explicit: Explicit | None, key: str, partitions: tuple[str, ...]) -> 
         return explicit(key, partitions)
     except Exception as error:
         raise ConfigurationError(
-            f"the explicit routing function raised {type(error).__name__} for key {key!r}; "
-            "it must answer for every key"
+            f"the explicit routing function raised {type(error).__name__} for key {key!r}; it must answer for every key"
         ) from error
 
 

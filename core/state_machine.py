@@ -115,16 +115,18 @@ class StateMachine:
 
     def judge(self, current: Current, target: str, seq: int | None = None) -> Move:
         """What becomes of a message that wants `target` while the row says `current`."""
-        state, before = current.state, self.after[target]
-        if state is None:
-            return Move.EARLY if before else Move.APPLY
-        if state not in self.after:
+        if current.state is None:
+            return Move.EARLY if self.after[target] else Move.APPLY
+        if current.state not in self.after:
             return Move.UNKNOWN
         if self.version is not None:
             return self._judge_version(current, target, seq)
+        return self._judge_states(current.state, target)
+
+    def _judge_states(self, state: str, target: str) -> Move:
         if state == target:
             return Move.ALREADY
-        if state in before:
+        if state in self.after[target]:
             return Move.APPLY
         if state in self._ahead[target]:
             return Move.STALE

@@ -60,9 +60,7 @@ def of_delivery(topic: Topic, delivery: Delivery) -> Task:
     opened = open_delivery(delivery, topic.default_biz_key)
     received_at = int(delivery.received_at * MICROSECOND)
     if isinstance(opened, Malformed):
-        arrival = Arrival(
-            opened.sharding_key, opened.biz_key, opened.type, digest(delivery.body), Reason.MALFORMED
-        )
+        arrival = Arrival(opened.sharding_key, opened.biz_key, opened.type, digest(delivery.body), Reason.MALFORMED)
         return Task(delivery.partition, arrival, delivery, received_at, received_at, error=opened.reason)
     produced_at = int(opened.produced_at * MICROSECOND)
     task = Task(delivery.partition, _arrival(opened, None), delivery, received_at, produced_at, message=opened)
@@ -104,6 +102,4 @@ def _resolve(topic: Topic, task: Task, message: Message) -> None:
 
 
 def _arrival(message: Message, problem: Reason | None, *, ignored: bool = False) -> Arrival:
-    return Arrival(
-        message.sharding_key, message.biz_key, message.type, digest(message.body), problem, ignored=ignored
-    )
+    return Arrival(message.sharding_key, message.biz_key, message.type, digest(message.body), problem, ignored=ignored)

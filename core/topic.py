@@ -50,7 +50,7 @@ class Topic:
         """Register the handler of a message type; ``"*"`` takes every type without a handler of its own.
 
         `moves` is the state transition that the message asks for; the handler runs only when it is legal. `once`
-        declares that the type happens once in the life of its sharding key, so that ``<key>:<type>`` may be its biz_key.
+        declares that the type happens once in the life of its sharding key: ``<key>:<type>`` may be its biz_key then.
 
         Raises:
             ConfigurationError: the type has a handler already.

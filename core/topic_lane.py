@@ -258,9 +258,7 @@ class TopicLane:
     def _contention_is_its_own(self, partition: str, task: Task) -> bool:
         biz_key, tries, since = self._contended.get(partition, ("", 0, 0.0))
         return (
-            biz_key == task.arrival.biz_key
-            and tries >= CONTENTION_TRIES
-            and time.monotonic() - since >= CONTENTION_S
+            biz_key == task.arrival.biz_key and tries >= CONTENTION_TRIES and time.monotonic() - since >= CONTENTION_S
         )
 
     def _recover(self, parts: Sequence[Part], error: CommitUnknown) -> None:
@@ -324,15 +322,19 @@ class TopicLane:
         step = FenceStep(holding.partition, holding.owner, holding.epoch, holding.effect, advance=1)
         broken = self.session.leases.fence(self.scope, [step], self.limits.ttl)
         if broken:
-            raise PartitionsLost([holding.partition]) if "lost" in {why.value for why in broken.values()} else (
-                StampMoved([holding.partition])
+            raise (
+                PartitionsLost([holding.partition])
+                if "lost" in {why.value for why in broken.values()}
+                else (StampMoved([holding.partition]))
             )
 
     # -- what is due
 
     def _run_due(self) -> bool:
         """Heads and early messages whose time has come; whether there were any."""
-        waiting = [h for h in self.holdings.values() if h.outlook.due_at is not None or h.outlook.aside_due_at is not None]
+        waiting = [
+            h for h in self.holdings.values() if h.outlook.due_at is not None or h.outlook.aside_due_at is not None
+        ]
         if not waiting:
             return False
         now = self.clock.now()
@@ -417,6 +419,4 @@ class TopicLane:
         return len(rows)
 
     def _tell(self, level: int, name: str, partition: str, **fields: object) -> None:
-        self.observer.event(
-            level, name, group=self.scope.group, topic=self.scope.topic, partition=partition, **fields
-        )
+        self.observer.event(level, name, group=self.scope.group, topic=self.scope.topic, partition=partition, **fields)

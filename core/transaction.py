@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 from sqlalchemy.orm import Session as OrmSession
@@ -25,12 +25,14 @@ from seriatim.core.faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+C = TypeVar("C", bound="GuardedCursor")
+
 _GUARD = "seriatim_guard"
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*(?!!).*?\*/)*(/\*!|\w+)", re.DOTALL)
-_REFUSED = frozenset(
-    "commit rollback begin start end savepoint release create alter drop truncate rename lock unlock set pragma "
-    "attach detach vacuum reindex grant revoke analyze optimize flush xa reset install load /*!".split()
-)
+_ENDING = ("commit", "rollback", "begin", "start", "end", "savepoint", "release", "xa", "set", "reset")
+_DEFINING = ("create", "alter", "drop", "truncate", "rename", "grant", "revoke", "analyze", "optimize", "reindex")
+_RUNNING = ("pragma", "attach", "detach", "vacuum", "lock", "unlock", "flush", "install", "load", "/*!")
+_REFUSED = frozenset((*_ENDING, *_DEFINING, *_RUNNING))
 
 
 class HandlerTransaction:
@@ -205,7 +207,7 @@ class GuardedCursor:
         """Let go of the cursor."""
         self._cursor.close()
 
-    def __enter__(self) -> GuardedCursor:
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, *_: object) -> None:

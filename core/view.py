@@ -180,7 +180,9 @@ class View:
             self._leave(task)
         if task.arrival.digest not in known and len(known) < MAX_CONFLICTS:
             known.append(task.arrival.digest)
-            self.writes.parks.append(replace(self._row(task, Place.CLOSED, Reason.CONFLICT, error, None), conflict=True))
+            self.writes.parks.append(
+                replace(self._row(task, Place.CLOSED, Reason.CONFLICT, error, None), conflict=True)
+            )
         self._tell(task, Outcome.CONFLICT, Reason.CONFLICT, error=error)
 
     def stands(self, task: Task) -> None:
@@ -274,7 +276,14 @@ class View:
         self._stand(task, self._standing_after(task, disposal, due_at))
         if row.waits and task.arrival.biz_key is not None:
             self.waiting[task.biz_key] = Waiting(task.arrival.type, task.arrival.digest)
-        self._tell(task, disposal.outcome, disposal.reason, disposal.attempts, failure.error, disposal.wait_s)
+        self._tell(
+            task,
+            disposal.outcome,
+            disposal.reason,
+            attempts=disposal.attempts,
+            error=failure.error,
+            wait_s=disposal.wait_s,
+        )
         return row
 
     def _standing_after(self, task: Task, disposal: Disposal, due_at: int | None) -> KeyStanding:
@@ -336,10 +345,10 @@ class View:
         task: Task,
         outcome: Outcome,
         reason: Reason | None = None,
+        *,
         attempts: int = 0,
         error: str = "",
         wait_s: float | None = None,
-        *,
         illegal: bool = False,
     ) -> None:
         self.verdicts.append(Verdict(task, outcome, reason, attempts, error, wait_s, illegal))

@@ -86,9 +86,7 @@ class Worker:
         Raises:
             SeriatimError: a lane or the keeper failed in a way that waiting can't mend.
         """
-        self._lanes = [
-            Lane(f"lane-{number}", self._make_topics, self.observer) for number in range(self.options.lanes)
-        ]
+        self._lanes = [Lane(f"lane-{number}", self._make_topics, self.observer) for number in range(self.options.lanes)]
         for lane in self._lanes:
             lane.start()
         keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -169,7 +167,8 @@ class Worker:
     def _keep_once(self, session: Session) -> bool:
         """One round of the keeper; whether every topic has its share."""
         try:
-            return all([self._keep_topic(session, Scope(self.group, topic.name)) for topic in self.topics])
+            settled = [self._keep_topic(session, Scope(self.group, topic.name)) for topic in self.topics]
+            return all(settled)
         except StoreUnavailable as error:
             self.observer.event(logging.WARNING, "keeper paused", error=str(error))
             return False
@@ -259,5 +258,3 @@ class Worker:
                 session.leases.leave(Scope(self.group, topic.name), self.member)
             except StoreError as error:  # the membership runs out by itself
                 self.observer.event(logging.WARNING, "membership not ended", topic=topic.name, error=str(error))
-
-

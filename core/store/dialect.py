@@ -45,6 +45,10 @@ class Dialect(Protocol):
         """Whose fault a driver's error is."""
         ...
 
+    def writer(self) -> int | None:
+        """The process that holds the turn to write, where there is one and it can be told."""
+        ...
+
     def describe(self) -> str:
         """The database in words fit for a log: no secret in it."""
         ...

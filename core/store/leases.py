@@ -59,7 +59,9 @@ class SqlLeases:
             .where(_OURS & (owners.c.effect == bindparam("seen_effect")))
             .values(
                 effect=owners.c.effect + bindparam("advance"),
-                position=case((bindparam("new_position").is_(None), owners.c.position), else_=bindparam("new_position")),
+                position=case(
+                    (bindparam("new_position").is_(None), owners.c.position), else_=bindparam("new_position")
+                ),
                 log_identity=case(
                     (bindparam("new_identity").is_(None), owners.c.log_identity), else_=bindparam("new_identity")
                 ),
@@ -154,16 +156,12 @@ class SqlLeases:
 
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:
         """Lock the row and raise its stamp."""
-        self._run(
-            update(owners).where(_THE_ROW).values(effect=owners.c.effect + changes), _at(scope, partition)
-        )
+        self._run(update(owners).where(_THE_ROW).values(effect=owners.c.effect + changes), _at(scope, partition))
         return _owner_row(self._run(select(*_COLUMNS).where(_THE_ROW), _at(scope, partition)).one())
 
     def count_duplicates(self, scope: Scope, partition: str, count: int) -> None:
         """Inside a fenced transaction: count deliveries that were stopped as duplicates."""
-        self._run(
-            update(owners).where(_THE_ROW).values(duplicates=owners.c.duplicates + count), _at(scope, partition)
-        )
+        self._run(update(owners).where(_THE_ROW).values(duplicates=owners.c.duplicates + count), _at(scope, partition))
 
     def set_position(self, scope: Scope, partition: str, position: Position | None) -> None:
         """Inside a fenced transaction: correct the position where less was handled than the fence said."""
@@ -178,9 +176,7 @@ class SqlLeases:
 
 
 def _member(scope: Scope, member: str) -> ColumnElement[bool]:
-    return (
-        (members.c.consumer_group == scope.group) & (members.c.topic == scope.topic) & (members.c.member == member)
-    )
+    return (members.c.consumer_group == scope.group) & (members.c.topic == scope.topic) & (members.c.member == member)
 
 
 def _at(scope: Scope, partition: str) -> dict[str, Any]:

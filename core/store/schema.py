@@ -1,7 +1,8 @@
 """The tables.
 
 Keys compare exactly: no case folding, no padding. Times are integers, microseconds since the epoch, UTC: no server
-rounds, truncates or shifts them, and a due time is never a fraction ahead of the clock that judges it. Bodies are bytes.
+rounds, truncates or shifts them, and a due time is never a fraction ahead of the clock that judges it. Bodies are
+bytes.
 """
 
 from __future__ import annotations
@@ -204,4 +205,3 @@ schema_version = Table(
     Column("incarnation", exact(64), nullable=False),  # random; tells this store from a copy or a successor
     Column("installed_at", MICROSECONDS, nullable=False),
 )
-

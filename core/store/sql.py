@@ -124,9 +124,7 @@ class SqlStore:
     @staticmethod
     def _make_owner_rows(session: SqlSession, scope: Scope, partitions: Sequence[str]) -> None:
         table = schema.partition_owner
-        query = select(table.c.partition_id).where(
-            table.c.consumer_group == scope.group, table.c.topic == scope.topic
-        )
+        query = select(table.c.partition_id).where(table.c.consumer_group == scope.group, table.c.topic == scope.topic)
         there = set(session.run(query).scalars())
         new = [
             {"consumer_group": scope.group, "topic": scope.topic, "partition_id": partition}
@@ -150,6 +148,10 @@ class SqlStore:
     def describe(self) -> str:
         """The store in words fit for a log."""
         return self._dialect.describe()
+
+    def writer(self) -> int | None:
+        """The process that holds the turn to write, where there is one and it can be told."""
+        return self._dialect.writer()
 
     @property
     def dialect(self) -> Dialect:
@@ -321,4 +323,6 @@ def mapped(error: SQLAlchemyError, dialect: Dialect) -> StoreError:
 
 
 def _listed(partitions: Sequence[str]) -> str:
-    return f"{len(partitions)} partitions ({', '.join(partitions[:4])}{', …' if len(partitions) > 4 else ''})"
+    shown = partitions[:4]
+    more = ", …" if len(partitions) > len(shown) else ""
+    return f"{len(partitions)} partitions ({', '.join(shown)}{more})"

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 
 from seriatim.core.errors import ConfigurationError, StoreUnavailable
 from seriatim.core.faults import Fault
-from seriatim.core.filelock import FileLock, LockTimeout
+from seriatim.core.filelock import FileLock, LockTimeout, holder
 
 #: Beginnings of SQLite's messages that mean the store, not the statement. Python 3.10 has no codes for them.
 _STORE_MESSAGES = (
@@ -67,9 +67,7 @@ class FileTurn:
 class SqliteDialect:
     """SQLite 3.35 or newer, in a file. `clock` gives microseconds since the epoch."""
 
-    def __init__(
-        self, url: URL, *, lock_timeout_s: float = 30.0, clock: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, url: URL, *, lock_timeout_s: float = 30.0, clock: Callable[[], int] | None = None) -> None:
         if not url.database or url.database == ":memory:":
             raise ConfigurationError(
                 "store URL: SQLite needs a file, several connections share it; say sqlite:///path/to/store.db"
@@ -87,7 +85,9 @@ class SqliteDialect:
     def create_engine(self) -> Engine:
         """An engine with driver transactions off, WAL, and durable commits."""
         if not self._path.parent.is_dir():
-            raise ConfigurationError(f"store {self.describe()}: the folder {self._path.parent} doesn't exist; make it first")
+            raise ConfigurationError(
+                f"store {self.describe()}: the folder {self._path.parent} doesn't exist; make it first"
+            )
         engine = create_engine(
             self._url, poolclass=NullPool, connect_args={"check_same_thread": False, "timeout": 10.0}
         )
@@ -121,6 +121,10 @@ class SqliteDialect:
         if isinstance(original, sqlite3.Error) and str(original).lower().startswith(_STORE_MESSAGES):
             return Fault.STORE
         return Fault.HANDLER
+
+    def writer(self) -> int | None:
+        """The process that holds the file lock."""
+        return holder(self.lock_path)
 
     def describe(self) -> str:
         """The URL without a secret; SQLite has none."""

@@ -1,0 +1,224 @@
+"""What is blocked, since when, behind what, why, and what will be tried when: read from the store, for a person.
+
+Plain reads on one snapshot, which stop no writer. Every list is bounded, the totals aren't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Table, case, func, select
+
+from seriatim.core.decision import Place
+from seriatim.core.store import SqlStore
+from seriatim.core.store.schema import group_member as members
+from seriatim.core.store.schema import parked_key as keys
+from seriatim.core.store.schema import parked_message as messages
+from seriatim.core.store.schema import partition_owner as owners
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedKey:
+    """A key whose messages wait. Times in microseconds; `next_attempt_at` is None where only a person can help."""
+
+    group: str
+    topic: str
+    partition: str
+    sharding_key: str
+    since: int
+    depth: int
+    held: bool
+    stops_partition: bool
+    attempts: int
+    next_attempt_at: int | None
+    parked_id: int | None
+    biz_key: str | None
+    type: str | None
+    reason: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyMessage:
+    """A message that waits for a predecessor, or was set aside; it blocks nobody."""
+
+    group: str
+    topic: str
+    sharding_key: str
+    biz_key: str | None
+    type: str | None
+    reason: str
+    wants: str | None
+    error: str | None
+    since: int
+    next_attempt_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLine:
+    """Who consumes a partition, or why nobody does. `host` and `pid` are None for one that nobody holds."""
+
+    group: str
+    topic: str
+    partition: str
+    host: str | None
+    pid: int | None
+    lease_until: int
+    position: str | None
+    paused: str | None
+    duplicates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How much is parked in all."""
+
+    blocked_keys: int
+    waiting: int
+    dead_heads: int
+    aside: int
+    closed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How everything stands at `now`."""
+
+    now: int
+    totals: Totals
+    blocked: Sequence[BlockedKey]
+    aside: Sequence[EarlyMessage]
+    partitions: Sequence[PartitionLine]
+
+
+def standing(store: SqlStore, *, group: str | None = None, topic: str | None = None, limit: int = 20) -> Standing:
+    """How the store stands, of one group or topic or all; at most `limit` blocked keys and messages aside.
+
+    Raises:
+        StoreError: the store can't be read.
+    """
+    with store.read() as connection:
+        now = int(connection.execute(select(store.dialect.now())).scalar_one())
+        return Standing(
+            now=now,
+            totals=_totals(connection, group, topic),
+            blocked=_blocked(connection, group, topic, limit),
+            aside=_aside(connection, group, topic, limit),
+            partitions=_partitions(connection, group, topic),
+        )
+
+
+def _of(table: Table, group: str | None, topic: str | None) -> list[ColumnElement[bool]]:
+    wanted = [(table.c.consumer_group, group), (table.c.topic, topic)]
+    return [column == value for column, value in wanted if value is not None]
+
+
+def _totals(connection: Connection, group: str | None, topic: str | None) -> Totals:
+    blocked = keys.c.depth > 0
+    dead = blocked & keys.c.next_attempt_at.is_(None) & ~keys.c.held
+    row = connection.execute(
+        select(
+            func.coalesce(func.sum(case((blocked | keys.c.held, 1), else_=0)), 0),
+            func.coalesce(func.sum(keys.c.depth), 0),
+            func.coalesce(func.sum(case((dead, 1), else_=0)), 0),
+            func.coalesce(func.sum(keys.c.aside), 0),
+        ).where(*_of(keys, group, topic))
+    ).one()
+    closed = connection.execute(
+        select(func.count())
+        .select_from(messages)
+        .where(*_of(messages, group, topic), messages.c.place == Place.CLOSED.value)
+    ).scalar_one()
+    blocked_keys, waiting, dead_heads, aside = (int(value) for value in row)
+    return Totals(blocked_keys, waiting, dead_heads, aside, int(closed))
+
+
+def _blocked(connection: Connection, group: str | None, topic: str | None, limit: int) -> list[BlockedKey]:
+    chosen = (
+        select(keys)
+        .where(*_of(keys, group, topic), (keys.c.depth > 0) | keys.c.held)
+        .order_by(keys.c.since)
+        .limit(limit)
+    )
+    return [_blocked_key(connection, row) for row in connection.execute(chosen).mappings().all()]
+
+
+def _blocked_key(connection: Connection, key: RowMapping) -> BlockedKey:
+    head = (
+        connection.execute(
+            select(messages.c.id, messages.c.biz_key, messages.c.message_type, messages.c.reason, messages.c.error)
+            .where(
+                messages.c.consumer_group == key["consumer_group"],
+                messages.c.topic == key["topic"],
+                messages.c.sharding_key == key["sharding_key"],
+                messages.c.place == Place.QUEUE.value,
+            )
+            .order_by(messages.c.id)
+            .limit(1)
+        ).first()
+        or (None,) * 5
+    )
+    return BlockedKey(
+        group=key["consumer_group"],
+        topic=key["topic"],
+        partition=key["partition_id"],
+        sharding_key=key["sharding_key"],
+        since=key["since"],
+        depth=key["depth"],
+        held=bool(key["held"]),
+        stops_partition=bool(key["stops_partition"]),
+        attempts=key["attempts"],
+        next_attempt_at=key["next_attempt_at"],
+        parked_id=head[0],
+        biz_key=head[1],
+        type=head[2],
+        reason=head[3],
+        error=head[4],
+    )
+
+
+def _aside(connection: Connection, group: str | None, topic: str | None, limit: int) -> list[EarlyMessage]:
+    query = (
+        select(
+            messages.c.consumer_group,
+            messages.c.topic,
+            messages.c.sharding_key,
+            messages.c.biz_key,
+            messages.c.message_type,
+            messages.c.reason,
+            messages.c.wants,
+            messages.c.error,
+            messages.c.parked_at,
+            messages.c.next_attempt_at,
+        )
+        .where(*_of(messages, group, topic), messages.c.place == Place.ASIDE.value)
+        .order_by(messages.c.id)
+        .limit(limit)
+    )
+    return [EarlyMessage(*tuple(row)) for row in connection.execute(query).all()]
+
+
+def _partitions(connection: Connection, group: str | None, topic: str | None) -> list[PartitionLine]:
+    query = (
+        select(
+            owners.c.consumer_group,
+            owners.c.topic,
+            owners.c.partition_id,
+            members.c.host,
+            members.c.pid,
+            owners.c.lease_until,
+            owners.c.position,
+            owners.c.paused,
+            owners.c.duplicates,
+        )
+        .outerjoin(
+            members,
+            (members.c.consumer_group == owners.c.consumer_group)
+            & (members.c.topic == owners.c.topic)
+            & (members.c.member == owners.c.member),
+        )
+        .where(*_of(owners, group, topic))
+    )
+    lines = [PartitionLine(*row) for row in connection.execute(query)]
+    return sorted(lines, key=lambda line: (line.group, line.topic, len(line.partition), line.partition))
