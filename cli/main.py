@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from seriatim.cli.replay import replay
 from seriatim.cli.route import route
 from seriatim.cli.run import run
 from seriatim.cli.state_graph import state_graph
@@ -22,6 +23,7 @@ app.command()(route)
 app.command()(init)
 app.command()(schema)
 app.command()(status)
+app.command()(replay)
 app.command("state-graph")(state_graph)
 
 

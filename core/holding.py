@@ -55,6 +55,10 @@ class Holding:
         if outlook is not None:
             self.outlook = outlook
 
+    def read_up_to(self, time_us: int) -> None:
+        """The partition is known to be read up to a time, in microseconds."""
+        self.read_through = max(self.read_through or 0, time_us)
+
     def reread(self, row: OwnerRow, outlook: Outlook) -> None:
         """Someone else changed the partition, or we don't know what we did: this is how it stands."""
         self.effect = row.effect

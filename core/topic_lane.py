@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from seriatim.core.broker import Batch, Consumer, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
-from seriatim.core.decision import Place, Reason, Status
+from seriatim.core.decision import FREE, Place, Reason, Status
 from seriatim.core.errors import CommitUnknown, Contention, FenceLost, StoreUnavailable
 from seriatim.core.execution import Executed, Execution, Limits, Part, PartitionsLost, StampMoved, new_record
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.sizing import BatchSize
-from seriatim.core.store.port import MICROSECOND, FenceStep, ParkedMessage, Scope, Session, Writes
+from seriatim.core.store.port import MICROSECOND, FenceStep, Scope, Session, Writes
 from seriatim.core.task import Task, of_delivery, of_row
 from seriatim.core.topic import Topic
 
@@ -135,8 +135,13 @@ class TopicLane:
         rows = {row.partition: row for row in self.session.leases.owners(self.scope)}
         for partition in partitions:
             holding = self.holdings.get(partition)
-            if holding is not None:
-                holding.reread(rows[partition], self.session.parking.outlook(self.scope, partition))
+            if holding is None:
+                continue
+            was_paused = holding.paused
+            holding.reread(rows[partition], self.session.parking.outlook(self.scope, partition))
+            if was_paused and not holding.paused:  # an operator accepted the gap
+                self._stop(partition)
+                self.consumer.start(partition, holding.position)
 
     # -- what has arrived
 
@@ -167,7 +172,7 @@ class TopicLane:
         if holding is None:
             return
         if notice.kind is NoticeKind.READ_THROUGH:
-            holding.read_through = self.clock.now()
+            holding.read_up_to(self.clock.now())
             return
         level = logging.WARNING if notice.kind is NoticeKind.LOST else logging.ERROR
         self._tell(level, f"partition {notice.kind.value}", notice.partition, detail=notice.detail)
@@ -198,6 +203,8 @@ class TopicLane:
     def _attempt(self, parts: Sequence[Part]) -> bool:
         """One transaction over ordinary batches; whether it is done with, one way or another."""
         parts = [part for part in parts if part.holding.partition in self._in_hand]
+        if not parts:
+            return True
         try:
             done = self._execute(parts, savepoints=self._safe_batches > 0)
         except PartitionsLost as error:
@@ -237,6 +244,9 @@ class TopicLane:
         for part in parts:
             partition = part.holding.partition
             self._contended.pop(partition, None)
+            last = part.tasks[done.handled[partition] - 1].delivery
+            if last.appended_at is not None:
+                part.holding.read_up_to(int(last.appended_at * MICROSECOND))
             self.consumer.settle(self._in_hand.pop(partition), done.handled[partition])
 
     def _contention(self, parts: Sequence[Part], error: Contention) -> None:
@@ -307,15 +317,17 @@ class TopicLane:
         if task.arrival.problem is not None or task.arrival.biz_key is None:
             return
         new = new_record(self.topic, task)
-        crashes = 0
+        crashes = failures = 0
         with self.session.transaction():
             self._hold(holding)
             record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
             if record is None or record.status is Status.PROCESSING or task.row is not None:
                 crashes = self.session.records.mark_crash(self.scope, new, self.session.now())
+            if task.row is not None:  # each failure since then buys a head one more run
+                standing = self.session.parking.keys(self.scope, [task.sharding_key]).get(task.sharding_key, FREE)
+                failures = standing.attempts
         holding.committed(1, None)
-        limit = self.topic.policy.max_crashes + (self.topic.policy.max_attempts if task.row is not None else 0)
-        if crashes > limit:
+        if crashes > self.topic.policy.max_crashes + failures:
             task.refuse(Reason.FAILED, f"it ended its process {crashes - 1} times")
 
     def _hold(self, holding: Holding) -> None:
@@ -405,18 +417,14 @@ class TopicLane:
             self._hold(holding)
             standing = self.session.parking.keys(self.scope, [key]).get(key)
             if standing is not None:
-                queue = self._count(key, Place.QUEUE)
-                aside = self._count(key, Place.ASIDE)
+                queue = self.session.parking.count(self.scope, key, Place.QUEUE)
+                aside = self.session.parking.count(self.scope, key, Place.ASIDE)
                 due_at = standing.due_at if queue else None
                 mended = replace(standing, depth=queue, aside=aside, due_at=due_at, aside_due_at=aside_due_at)
                 self.session.write(self.scope, Writes(keys={key: (holding.partition, mended)}), self.session.now())
             outlook = self.session.parking.outlook(self.scope, holding.partition)
         holding.committed(1, outlook)
         self._tell(logging.WARNING, "parked key mended", holding.partition, key=key)
-
-    def _count(self, key: str, place: Place) -> int:
-        rows: list[ParkedMessage] = self.session.parking.rows(self.scope, key, place, 100_000)
-        return len(rows)
 
     def _tell(self, level: int, name: str, partition: str, **fields: object) -> None:
         self.observer.event(level, name, group=self.scope.group, topic=self.scope.topic, partition=partition, **fields)

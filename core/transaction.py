@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, event
 from sqlalchemy.orm import Session as OrmSession
@@ -25,7 +25,7 @@ from seriatim.core.faults import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-C = TypeVar("C", bound="GuardedCursor")
+    from typing_extensions import Self
 
 _GUARD = "seriatim_guard"
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*(?!!).*?\*/)*(/\*!|\w+)", re.DOTALL)
@@ -207,7 +207,7 @@ class GuardedCursor:
         """Let go of the cursor."""
         self._cursor.close()
 
-    def __enter__(self: C) -> C:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

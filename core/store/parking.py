@@ -128,6 +128,13 @@ class SqlParking:
         due: int | None = self._run(query, _of(scope) | {"at_key": sharding_key}).scalar()
         return due
 
+    def count(self, scope: Scope, sharding_key: str, place: Place) -> int:
+        """How many rows a key has in a place."""
+        query = select(func.count()).where(
+            _ROW & (rows.c.sharding_key == bindparam("at_key")) & (rows.c.place == place.value)
+        )
+        return int(self._run(query, _of(scope) | {"at_key": sharding_key}).scalar_one())
+
     def conflicts(self, scope: Scope, biz_key: str) -> list[bytes]:
         """The digests of the conflicts kept for a biz_key."""
         query = select(rows.c.conflict_digest).where(

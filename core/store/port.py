@@ -261,6 +261,10 @@ class Parking(Protocol):
         """When the next row aside of a key is due."""
         ...
 
+    def count(self, scope: Scope, sharding_key: str, place: Place) -> int:
+        """How many rows a key has in a place."""
+        ...
+
     def conflicts(self, scope: Scope, biz_key: str) -> list[bytes]:
         """The digests of the conflicts kept for a biz_key."""
         ...

@@ -56,10 +56,10 @@ class ProviderDown(Exception):
 
 def new_order(event: Event) -> dict[str, Any]:
     """The columns of a new order, besides its key and status."""
-    return {"sku": event["sku"], "qty": event["qty"], "created_at": func.now()}
+    return {"sku": event["sku"], "qty": event["qty"]}
 
 
-@orders.on("order.created", moves=status.to("CREATED", insert=new_order))
+@orders.on("order.created", moves=status.to("CREATED", insert=new_order, set={"created_at": func.now()}))
 def created(event: Event, ctx: Context) -> None:
     note(ctx, event)
 

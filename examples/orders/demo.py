@@ -114,7 +114,7 @@ class Demo:
         try:
             with self.screen.running():
                 self._start("A", "B")
-                self._wait_for(lambda now: None not in now.owners.values(), START_S, "the consumers to begin")
+                self._wait_for(self._share_everything, START_S, "the consumers to begin")
                 self.sending.start()
                 self.screen.tell("the shop begins to send; consumers A and B share 16 partitions")
                 self._wait_for(lambda _: self.sending.share >= KILL_AT, SETTLE_S, "the messages to be sent")
@@ -134,6 +134,10 @@ class Demo:
             self.consumers.append(consumer)
             self.screen.consumers[consumer.pid] = name
 
+    def _share_everything(self, now: Snapshot) -> bool:
+        """Whether every partition has an owner, and every living consumer has some."""
+        return {*now.owners.values()} == {consumer.pid for consumer in self.consumers if not consumer.killed}
+
     def _kill(self, victim: Consumer) -> None:
         before = self._look()
         victim.kill()
@@ -141,7 +145,7 @@ class Demo:
         self.screen.tell(f"[bold red]kill -9[/] consumer {victim.name}, in the middle of its work, with {held} in hand")
         killed = time.monotonic()
         survivor = self.consumers[0]
-        self._wait_for(lambda now: set(now.owners.values()) == {survivor.pid}, START_S, "the take-over")
+        self._wait_for(self._share_everything, START_S, "the take-over")
         self.screen.tell(
             f"consumer {survivor.name} has taken over, {time.monotonic() - killed:.1f} s later: "
             "what was half done never happened, and is done anew"
@@ -149,10 +153,7 @@ class Demo:
 
     def _join(self, name: str) -> None:
         self._start(name)
-        pid = self.consumers[-1].pid
-        self._wait_for(
-            lambda now: len({*now.owners.values()}) == 2 and pid in now.owners.values(), START_S, "C to join"
-        )  # noqa: PLR2004
+        self._wait_for(self._share_everything, START_S, f"consumer {name} to join")
         self.screen.tell(f"consumer {name} joins and gets its share of the partitions; no message notices")
 
     def _settle(self) -> Snapshot:

@@ -100,8 +100,8 @@ def introduce(console: Console, traffic: Traffic) -> None:
     """What is about to happen."""
     console.print("\n[bold]Seriatim: messages in order, each with exactly one effect.[/]\n")
     console.print(
-        f"A shop sends {len(traffic.messages):,} messages about {len(traffic.ends):,} orders: created, paid, shipped, …\n"
-        "Two consumer processes keep the orders and their stock. Things go wrong, as they do:\n\n"
+        f"A shop sends {len(traffic.messages):,} messages about {len(traffic.ends):,} orders: created, paid, shipped.\n"
+        "Two consumer processes keep the orders and their stock. Things go wrong:\n\n"
         f"  · {traffic.duplicates:,} messages are sent twice\n"
         f"  · {traffic.early} messages overtake the one before them, {traffic.late} come too late to be legal\n"
         f"  · {traffic.failing} payments fail a few times, {len(traffic.hopeless)} fail for ever\n"
@@ -135,21 +135,16 @@ def show_blocked(console: Console, found: Sequence[Blocked]) -> None:
     if not found:
         console.print("  nothing")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("order", "since", "for", "tried", "why", "behind it", "what next"):
-        table.add_column(heading, overflow="fold")
     for one in found:
-        following = "a person decides" if one.next_in_s is None else f"tried again in {one.next_in_s:.0f} s"
-        table.add_row(
-            one.key,
-            f"{one.since_s:.0f} s",
-            one.type,
-            f"{one.attempts} ×",
-            escape(one.error),
-            str(one.behind),
-            following,
+        then = "a person decides" if one.next_in_s is None else f"tried again in {one.next_in_s:.0f} s"
+        console.print(
+            f"  [bold]{escape(one.key)}[/] since {one.since_s:.0f} s: {escape(one.type)} failed {one.attempts} times\n"
+            f"      why: {escape(one.error)}\n"
+            f"      behind it: {one.behind} later messages of the same order\n"
+            f"      next: {then}",
+            highlight=False,
+            soft_wrap=True,
         )
-    console.print(table)
 
 
 def show_checks(console: Console, checks: Sequence[Check], audit: Check | None) -> None:
