@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from seriatim.cli.audit import audit
 from seriatim.cli.replay import replay
 from seriatim.cli.route import route
 from seriatim.cli.run import run
@@ -24,6 +25,7 @@ app.command()(init)
 app.command()(schema)
 app.command()(status)
 app.command()(replay)
+app.command()(audit)
 app.command("state-graph")(state_graph)
 
 

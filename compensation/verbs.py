@@ -108,8 +108,6 @@ def _skip(case: _Case) -> tuple[Writes, Done]:
     else:
         writes.unparks.append(row.id)
     key = case.key.head_left(case.now) if row.place is Place.QUEUE else case.key.aside_left()
-    if not key.blocked and key.aside:
-        key = replace(key, aside_due_at=case.now)
     writes.keys[row.sharding_key] = (row.partition, key)
     return writes, Done(changed=True, text=f"#{row.id} ({row.biz_key}) skipped; {key.depth} behind it run now")
 

@@ -164,9 +164,13 @@ class KeyStanding:
         return replace(self, attempts=attempts, due_at=due_at)
 
     def head_left(self, now: int) -> KeyStanding:
-        """The head is out of the queue: the next one starts afresh, at once; an empty queue frees the key."""
+        """The head is out of the queue: the next one starts afresh, at once; an empty queue frees the key.
+
+        Those aside of a freed key are due: they may have waited for one that was in the queue.
+        """
         depth = self.depth - 1
-        return replace(self, depth=depth, attempts=0, due_at=now if depth else None, stops_partition=False)
+        left = replace(self, depth=depth, attempts=0, due_at=now if depth else None, stops_partition=False)
+        return left if left.blocked or not left.aside else replace(left, aside_due_at=now)
 
     def with_aside(self, due_at: int | None) -> KeyStanding:
         """One more set aside."""
@@ -189,10 +193,12 @@ def judge(arrival: Arrival, record: Record | None, waiting: Waiting | None, key:
     """What the lane does with a delivery. See the theory of operation above."""
     if arrival.biz_key is not None:
         for known in (record, waiting):
-            if known is None or (isinstance(known, Record) and known.status is Status.PROCESSING):
-                continue  # a committed status 1 is a crash mark: the message still has to run
+            if known is None:
+                continue
             if not known.same(arrival):
                 return Action.CONFLICT
+            if isinstance(known, Record) and known.status is Status.PROCESSING:
+                continue  # a committed status 1 is a crash mark: the message still has to run
             return Action.DUPLICATE if isinstance(known, Record) and known.final else Action.PARKED
     if arrival.sharding_key is None:
         return Action.STRAY

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from seriatim.core.decision import Action, Failed, Place, Reason
-from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError
+from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError, StoreUnavailable
 from seriatim.core.guard import Guard, MoveRefused
 from seriatim.core.holding import Holding
 from seriatim.core.message import Position
@@ -36,6 +36,10 @@ class StampMoved(StoreError):
     def __init__(self, partitions: Sequence[str]) -> None:
         super().__init__(f"what is remembered of {', '.join(partitions)} is out of date")
         self.partitions = tuple(partitions)
+
+
+class TransactionBroken(StoreError):
+    """A handler ended the transaction that it was given, past every guard."""
 
 
 class PartitionsLost(FenceLost):
@@ -91,6 +95,7 @@ class Execution:
     limits: Limits
     parts: Sequence[Part]
     savepoints: bool = False
+    thorough: bool = False  #: look parked keys up even where a partition is remembered to have none
     stop_at_failure: bool = False  #: a drain stops at its first failure: the rest stay behind it
     _failures: dict[str, Failed] = field(default_factory=dict)
     _effects: dict[str, int] = field(default_factory=dict)
@@ -110,8 +115,9 @@ class Execution:
             view = self._look_up(now)
             self._claim(view)
             self.session.savepoint(_CLAIMED)
-            view = self._run(view, done)
-            self.session.release(_CLAIMED)
+            with self._unbroken():
+                view = self._run(view, done)
+                self.session.release(_CLAIMED)
             self._cut(view, done)
             self.session.write(self.scope, view.writes, self.session.now())
             outlooks = {
@@ -125,6 +131,16 @@ class Execution:
                 part.holding.position = self._position(part, done.handled[part.holding.partition])
         done.verdicts = view.verdicts
         return done
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """While handlers run: an error of our own statements means that one of them ended the transaction."""
+        try:
+            yield
+        except (StoreUnavailable, Contention):
+            raise
+        except StoreError as error:
+            raise TransactionBroken(f"a handler ended the transaction of its batch: {error}") from error
 
     # -- the steps
 
@@ -160,7 +176,7 @@ class Execution:
         view = View(policy=self.topic.policy, now=now, keep_body=self.topic.keep_body)
         view.records = self.session.records.look_up(self.scope, biz_keys)
         view.read_through = {part.holding.partition: part.holding.read_through or 0 for part in self.parts}
-        if any(part.holding.outlook.any_keys or part.aside for part in self.parts):
+        if self.thorough or any(part.holding.outlook.any_keys or part.aside for part in self.parts):
             keys = {task.arrival.sharding_key for task in self._tasks() if task.arrival.sharding_key is not None}
             view.keys = self.session.parking.keys(self.scope, keys)
             view.waiting = self.session.parking.waiting(self.scope, biz_keys)
@@ -221,6 +237,8 @@ class Execution:
             for task in part.tasks[handled:]:
                 if task.arrival.biz_key is not None and task.arrival.biz_key not in settled:
                     view.unclaim(task)
+            if part.aside:
+                view.defer_aside(part.tasks[0])
             if part.positioned:
                 view.writes.positions[part.holding.partition] = self._position(part, handled)
 
@@ -279,11 +297,20 @@ class _Runner:
         for index, task in enumerate(part.tasks):
             if index and self.done.handler_s > self.execution.limits.batch_s:
                 return index
+            if self._is_done(task):
+                continue
             before = len(self.view.verdicts)
             self._handle(task)
             if self._stops(task, before):
                 return index + 1
         return len(part.tasks)
+
+    def _is_done(self, task: Task) -> bool:
+        """Whether a parked row had its turn already, right after the message that it waited for."""
+        writes = self.view.writes
+        return task.row is not None and (
+            task.row.id in writes.unparks or any(row.id == task.row.id for row in writes.moves)
+        )
 
     def _stops(self, task: Task, before: int) -> bool:
         """Whether what follows this task must not run in this transaction."""
@@ -372,10 +399,12 @@ class _Runner:
         """A success lets the early ones run that waited for it, in order, in the same transaction."""
         reached = frozenset(name for name in (success.reached, task.biz_key) if name is not None)
         key = task.sharding_key
+        tried: set[str] = set()
         while self.inline > 0 and self.view.standing(key).aside and not self.view.standing(key).blocked:
-            follower = self.view.recall(key, reached) or self._waiting_row(key, reached)
+            follower = self.view.recall(key, reached, tried) or self._waiting_row(key, reached)
             if follower is None:
                 return
+            tried.add(follower.biz_key)
             self.inline -= 1
             self._run(follower)
 
@@ -384,6 +413,8 @@ class _Runner:
         if task.row is None or not self.view.may_give_up(task):
             return False
         execution = self.execution
+        if self.view.waiting.keys() & set(early.wants):
+            return True
         if execution.session.parking.waiting(execution.scope, list(early.wants)):
             return True
         others = execution.session.parking.rows(execution.scope, task.sharding_key, Place.ASIDE, MAX_INLINE)

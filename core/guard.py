@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from seriatim.core.errors import Contention, InvalidMessage, StoreError, StoreUnavailable
+from seriatim.core.errors import Contention, DuplicateKey, InvalidMessage, StoreError, StoreUnavailable
 from seriatim.core.state_machine import Current, Move, StateMachine, Transition
 from seriatim.core.task import Task
 
@@ -59,7 +59,8 @@ class Guard:
     run: Callable[..., Any]
     lock: Callable[[Any], Any]
     together: bool = False
-    _known: dict[tuple[str, str, str], Current] = field(default_factory=dict)
+    _known: dict[tuple[str, str, str], tuple[Current, int]] = field(default_factory=dict)
+    _handlers_run: int = 0
     _gathered: list[tuple[Transition, dict[str, Any]]] = field(default_factory=list)
 
     def prefetch(self, tasks: Iterable[Task]) -> None:
@@ -86,10 +87,12 @@ class Guard:
             current = self._current(machine, key)
             judged = machine.judge(current, transition.target, seq)
             if judged is not Move.APPLY:
+                if self._is_fresh(machine, key):
+                    return Guarded(judged, current.state)
+            elif self._write(transition, key, current, task.event, seq):
+                self._remember(machine, key, Current(transition.target, seq))
                 return Guarded(judged, current.state)
-            if self._write(transition, key, current, task.event, seq):
-                self._known[_slot(machine, key)] = Current(transition.target, seq)
-                return Guarded(judged, current.state)
+            self.flush()
             self._read(machine, {key})
         raise Contention(f"{machine.table}.{machine.column} of {key!r} changed {_READS} times under the guard")
 
@@ -121,13 +124,24 @@ class Guard:
         slot = _slot(machine, key)
         if slot not in self._known:
             self._read(machine, {key})
-        return self._known[slot]
+        return self._known[slot][0]
+
+    def _remember(self, machine: StateMachine, key: str, current: Current) -> None:
+        self._known[_slot(machine, key)] = current, self._handlers_run
+
+    def _is_fresh(self, machine: StateMachine, key: str) -> bool:
+        """Whether no handler has run since a row was read: what it did to the row, only the row can tell."""
+        return self._known[_slot(machine, key)][1] == self._handlers_run
+
+    def handler_ran(self) -> None:
+        """A handler has run, and may have touched any row."""
+        self._handlers_run += 1
 
     def _read(self, machine: StateMachine, keys: set[str]) -> None:
         rows = self.run(self.lock(_select(machine)), {"entity_keys": sorted(keys)})
         found = {str(row[0]): Current(*row[1:]) for row in rows}
         for name in keys:
-            self._known[_slot(machine, name)] = found.get(name, _ABSENT)
+            self._remember(machine, name, found.get(name, _ABSENT))
 
     def _write(self, transition: Transition, key: str, current: Current, event: Any, seq: int | None) -> bool:
         machine = transition.machine
@@ -137,7 +151,12 @@ class Guard:
         if current.state is None:
             if transition.insert is not None:
                 row = {machine.key: key, **values, **transition.insert(event)}
-                self.run(_insert(transition, tuple(row)), row)
+                try:
+                    self.run(_insert(transition, tuple(row)), row)
+                except DuplicateKey:  # a handler made the row since it was read
+                    if self._is_fresh(machine, key):
+                        raise
+                    return False
             return True  # without insert=, the handler makes the row
         params = {f"to_{name}": value for name, value in values.items()}
         params |= {"entity_key": key, "from_state": current.state}

@@ -7,8 +7,8 @@ rounds. When the store or the broker is away it pauses with back-off, for as lon
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from seriatim.core.backoff import Backoff
@@ -30,7 +30,7 @@ class Lane:
         self.failure: BaseException | None = None
         self._make = make
         self._observer = observer
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: deque[Callable[[], None]] = deque()
         self._stopping = threading.Event()
         self._topics: dict[Scope, TopicLane] = {}
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -75,7 +75,7 @@ class Lane:
         return max((topic.last_activity for topic in list(self._topics.values())), default=0.0)
 
     def _post(self, command: Callable[[], None]) -> None:
-        self._inbox.put(command)
+        self._inbox.append(command)
         self.wake()
 
     # -- on its thread
@@ -111,15 +111,12 @@ class Lane:
                 self._stopping.wait(wait_s)
 
     def _obey(self) -> None:
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                return
+        while self._inbox:
+            command = self._inbox.popleft()
             try:
                 command()
             except (StoreUnavailable, BrokerError):
-                self._inbox.put(command)  # later commands concern other partitions, or come after it in effect, too
+                self._inbox.appendleft(command)  # what comes after it must not overtake it
                 raise
 
     def _round(self) -> None:

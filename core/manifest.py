@@ -25,6 +25,7 @@ from seriatim.core.errors import ConfigurationError
 
 VERSION = 1
 _MARK = "seriatim-manifest"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def _packed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     if path.suffix != ".gz":
         yield raw
         return
-    with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+    with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0) as packed:
         yield cast("IO[bytes]", packed)
 
 
@@ -111,7 +112,7 @@ def _add(file: IO[bytes], sent: Sent) -> None:
 
 
 def _line(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return _JSON.encode(value).encode() + b"\n"
 
 
 def _header_values(header: Header) -> dict[str, Any]:

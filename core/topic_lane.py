@@ -13,8 +13,17 @@ from dataclasses import dataclass, field, replace
 from seriatim.core.broker import Batch, Consumer, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
 from seriatim.core.decision import FREE, Place, Reason, Status
-from seriatim.core.errors import CommitUnknown, Contention, FenceLost, StoreUnavailable
-from seriatim.core.execution import Executed, Execution, Limits, Part, PartitionsLost, StampMoved, new_record
+from seriatim.core.errors import CommitUnknown, Contention, DuplicateKey, StoreUnavailable
+from seriatim.core.execution import (
+    Executed,
+    Execution,
+    Limits,
+    Part,
+    PartitionsLost,
+    StampMoved,
+    TransactionBroken,
+    new_record,
+)
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.sizing import BatchSize
@@ -51,6 +60,8 @@ class TopicLane:
     _stamps_read: float = float("-inf")
     _safe_batches: int = 0
     _contended: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    _suspects: set[str] = field(default_factory=set)  #: messages whose handlers ended a transaction, alone
+    _one_by_one: int = 0  #: messages that are still taken alone, to find the one that does so
 
     # -- partitions come and go
 
@@ -148,9 +159,13 @@ class TopicLane:
     def _gather(self, timeout_s: float) -> list[Batch]:
         """What has arrived in every partition that may be worked, within the batch size."""
         self._poll_once(0.0 if self._ready() else timeout_s)
-        while sum(len(batch.deliveries) for batch in self._ready()) < self.size.limit and self._poll_once(0.0):
+        while sum(len(batch.deliveries) for batch in self._ready()) < self._limit and self._poll_once(0.0):
             pass
         return self._ready()
+
+    @property
+    def _limit(self) -> int:
+        return 1 if self._one_by_one else self.size.limit
 
     def _ready(self) -> list[Batch]:
         return [
@@ -160,7 +175,7 @@ class TopicLane:
         ]
 
     def _poll_once(self, timeout_s: float) -> bool:
-        got = self.consumer.poll(timeout_s, self.size.limit)
+        got = self.consumer.poll(timeout_s, self._limit)
         if isinstance(got, Notice):
             self._note(got)
         elif got is not None and got.partition in self.holdings:
@@ -196,6 +211,7 @@ class TopicLane:
 
     def _part(self, batch: Batch) -> Part:
         tasks = tuple(of_delivery(self.topic, delivery) for delivery in batch.deliveries)
+        self._refuse_suspect(tasks[0])
         if self._contention_is_its_own(batch.partition, tasks[0]):
             tasks[0].refuse(Reason.CONTENTION, f"met contention {CONTENTION_TRIES} times and more, each time alone")
         return Part(self.holdings[batch.partition], tasks, positioned=self.positions)
@@ -203,25 +219,65 @@ class TopicLane:
     def _attempt(self, parts: Sequence[Part]) -> bool:
         """One transaction over ordinary batches; whether it is done with, one way or another."""
         parts = [part for part in parts if part.holding.partition in self._in_hand]
-        if not parts:
-            return True
         try:
-            done = self._execute(parts, savepoints=self._safe_batches > 0)
-        except PartitionsLost as error:
-            for partition in error.partitions:
-                self.drop(partition, "the fence refused it")
-            return False
-        except StampMoved as error:
-            self._reread(error.partitions)
+            done = self._execute(parts, savepoints=self._safe_batches > 0) if parts else Executed()
+        except (PartitionsLost, StampMoved) as error:
+            self._fenced(error)
             return False
         except Contention as error:
             self._contention(parts, error)
-            return True
         except CommitUnknown as error:
             self._recover(parts, error)
-            return True
-        self._settle(parts, done)
+        except TransactionBroken as error:
+            self._broken(parts, error)
+        else:
+            self._settle(parts, done)
         return True
+
+    def _fenced(self, error: PartitionsLost | StampMoved) -> None:
+        """A fence didn't hold: drop what is another's, read again what has changed."""
+        if isinstance(error, StampMoved):
+            self._reread(error.partitions)
+            return
+        for partition in error.partitions:
+            self.drop(partition, "the fence refused it")
+
+    def _broken(self, parts: Sequence[Part], error: TransactionBroken, *, settle: bool = True) -> None:
+        """A handler ended its transaction. If nothing was kept, find out which, one by one; else a person decides."""
+        alone = sum(len(part.tasks) for part in parts) == 1
+        for part in parts:
+            if self._stopped_by(part, error):
+                continue
+            if alone:
+                self._suspects.add(part.tasks[0].arrival.biz_key or "")
+            if settle and part.tasks[0].row is None:
+                self.consumer.settle(self._in_hand.pop(part.holding.partition), 0)
+            self._one_by_one = max(self._one_by_one, len(part.tasks))
+
+    def _stopped_by(self, part: Part, error: TransactionBroken) -> bool:
+        """Stop the partition if a part of the broken transaction was kept."""
+        partition = part.holding.partition
+        kept = self._committed_claims(part)
+        if not kept:
+            self._tell(logging.ERROR, "transaction ended by a handler", partition, error=str(error))
+            return False
+        why = f"a handler committed part of its batch ({', '.join(kept[:3])}): {error}"
+        self._tell(logging.CRITICAL, "partition stopped", partition, why=why)
+        part.holding.paused = why
+        self.session.leases.pause(self.scope, partition, part.holding.owner, why)
+        return True
+
+    def _committed_claims(self, part: Part) -> list[str]:
+        """Records at status 1 that aren't crash marks: claims that only the end of their transaction could commit."""
+        wanted = [task.biz_key for task in part.tasks if task.arrival.biz_key is not None]
+        found = self.session.records.look_up(self.scope, wanted)
+        return sorted(k for k, one in found.items() if one.status is Status.PROCESSING and not one.crash_attempts)
+
+    def _refuse_suspect(self, task: Task) -> None:
+        """A message whose handler ended a transaction fails this time, without being run."""
+        if task.arrival.biz_key in self._suspects:
+            self._suspects.discard(task.biz_key)
+            task.refuse(Reason.FAILED, "its handler ended the transaction of its batch; use tx.savepoint() instead")
 
     def _execute(self, parts: Sequence[Part], *, savepoints: bool, drain: bool = False) -> Executed:
         started = time.perf_counter()
@@ -234,13 +290,18 @@ class TopicLane:
             savepoints=savepoints,
             stop_at_failure=drain,
         )
-        done = execution.execute()
+        try:
+            done = execution.execute()
+        except DuplicateKey:  # a biz_key waits under another partition, where nothing was remembered to wait
+            execution.thorough = True
+            done = execution.execute()
         self._safe_batches = SAFE_BATCHES if done.reran else max(0, self._safe_batches - 1)
         self.size.succeeded(done.runs, done.handler_s)
         self.observer.committed(self.scope, done.verdicts, time.perf_counter() - started)
         return done
 
     def _settle(self, parts: Sequence[Part], done: Executed) -> None:
+        self._one_by_one = max(0, self._one_by_one - sum(done.handled.values()))
         for part in parts:
             partition = part.holding.partition
             self._contended.pop(partition, None)
@@ -292,17 +353,18 @@ class TopicLane:
         """The first batch after such an owner: message by message, each counted before it runs."""
         holding = self.holdings[batch.partition]
         handled = 0
+        alone: list[Part] = []
         try:
             for task in self._part(batch).tasks:
                 self._mark(holding, task)
-                self._execute([Part(holding, (task,), positioned=self.positions)], savepoints=True)
+                alone = [Part(holding, (task,), positioned=self.positions)]
+                self._execute(alone, savepoints=True)
                 handled += 1
             holding.careful = False
-        except (PartitionsLost, FenceLost) as error:
-            self.drop(batch.partition, str(error))
-            return
-        except StampMoved as error:
-            self._reread(error.partitions)
+        except (PartitionsLost, StampMoved) as error:
+            self._fenced(error)
+        except TransactionBroken as error:
+            self._broken(alone, error, settle=False)
         except Contention as error:
             self._tell(logging.INFO, "contention", batch.partition, error=str(error))
         except CommitUnknown as error:
@@ -321,10 +383,11 @@ class TopicLane:
         with self.session.transaction():
             self._hold(holding)
             record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
-            if record is None or record.status is Status.PROCESSING or task.row is not None:
+            standing = self.session.parking.keys(self.scope, [task.sharding_key]).get(task.sharding_key, FREE)
+            unfinished = record is None or record.status is Status.PROCESSING
+            if task.row is not None or (unfinished and not standing.blocked):
                 crashes = self.session.records.mark_crash(self.scope, new, self.session.now())
             if task.row is not None:  # each failure since then buys a head one more run
-                standing = self.session.parking.keys(self.scope, [task.sharding_key]).get(task.sharding_key, FREE)
                 failures = standing.attempts
         holding.committed(1, None)
         if crashes > self.topic.policy.max_crashes + failures:
@@ -353,11 +416,9 @@ class TopicLane:
         busy = False
         for holding in waiting:
             try:
-                busy |= self._run_due_of(holding, now)
-            except PartitionsLost as error:
-                self.drop(holding.partition, str(error))
-            except StampMoved as error:
-                self._reread(error.partitions)
+                busy |= not holding.paused and self._run_due_of(holding, now)
+            except (PartitionsLost, StampMoved) as error:
+                self._fenced(error)
             except Contention as error:
                 self._tell(logging.INFO, "contention", holding.partition, error=str(error))
             except CommitUnknown as error:
@@ -382,11 +443,20 @@ class TopicLane:
         if not rows:
             self._mend(holding, key)
             return
-        alone = rows[0].reason is not Reason.BEHIND or holding.careful
+        alone = rows[0].reason is not Reason.BEHIND or holding.careful or self._one_by_one > 0
         tasks = [of_row(self.topic, row) for row in (rows[:1] if alone else rows)]
         if alone:
             self._mark_if_deadly(holding, tasks[0])
-        self._execute([Part(holding, tuple(tasks))], savepoints=True, drain=True)
+        self._refuse_suspect(tasks[0])
+        self._execute_rows(Part(holding, tuple(tasks)), drain=True)
+
+    def _execute_rows(self, part: Part, *, drain: bool) -> None:
+        try:
+            self._execute([part], savepoints=True, drain=drain)
+        except TransactionBroken as error:
+            self._broken([part], error)
+        else:
+            self._one_by_one = max(0, self._one_by_one - 1)
 
     def _mark_if_deadly(self, holding: Holding, task: Task) -> None:
         if task.arrival.biz_key is None:
@@ -407,7 +477,8 @@ class TopicLane:
         tasks = tuple(of_row(self.topic, row) for row in chosen)
         part = Part(holding, tasks, aside=True, aside_rest=min(rest, default=None))
         if tasks:
-            self._execute([part], savepoints=True)
+            self._refuse_suspect(tasks[0])
+            self._execute_rows(part, drain=False)
         else:
             self._mend(holding, key, aside_due_at=part.aside_rest)
 

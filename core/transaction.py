@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _GUARD = "seriatim_guard"
-_FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*(?!!).*?\*/)*(/\*!|\w+)", re.DOTALL)
+_FIRST_WORD = re.compile("(?:[\\s(;\ufeff]|--[^\\n]*(?:\\n|$)|/\\*(?!!).*?\\*/)*(/\\*!|\\w+)", re.DOTALL)
+_OF_SESSION = re.compile(r"(?:SAVEPOINT|RELEASE SAVEPOINT|ROLLBACK TO SAVEPOINT) sa_savepoint_\d+\Z")
 _ENDING = ("commit", "rollback", "begin", "start", "end", "savepoint", "release", "xa", "set", "reset")
 _DEFINING = ("create", "alter", "drop", "truncate", "rename", "grant", "revoke", "analyze", "optimize", "reindex")
 _RUNNING = ("pragma", "attach", "detach", "vacuum", "lock", "unlock", "flush", "install", "load", "/*!")
@@ -43,6 +44,7 @@ class HandlerTransaction:
         self._classify = classify
         self._session: OrmSession | None = None
         self._nested = 0
+        self._seen_at = 0
         self._open = False
         self._ours = False
         self.fault: Fault | None = None
@@ -65,8 +67,8 @@ class HandlerTransaction:
         """An ORM session on the batch's transaction; flushed at the end of the message's turn, never committed."""
         self._usable()
         if self._session is None:
-            self._session = OrmSession(bind=self._connection, join_transaction_mode="rollback_only")
-            event.listen(self._session, "before_commit", _refuse_commit)
+            self._session = OrmSession(bind=self._connection, join_transaction_mode="create_savepoint")
+            event.listen(self._session, "before_commit", self._before_session_commit)
         return self._session
 
     def cursor(self) -> GuardedCursor:
@@ -81,16 +83,17 @@ class HandlerTransaction:
         with self._internal():
             nested = self._connection.begin_nested()
         self._nested += 1
+        depth = self._nested
         try:
             yield
         except BaseException:
-            self._nested -= 1
+            self._nested = depth - 1
             with self._internal():
                 nested.rollback()
-            if self.fault is Fault.HANDLER and not self._nested:
-                self.fault = self.error = None
+            if self.fault is Fault.HANDLER and self._seen_at >= depth:
+                self.forgive()
             raise
-        self._nested -= 1
+        self._nested = depth - 1
         self._usable()
         with self._internal():
             nested.commit()
@@ -105,11 +108,25 @@ class HandlerTransaction:
             yield
             if self._session is not None and self.error is None:
                 self._session.flush()
+                with self._internal():
+                    self._session.commit()  # releases the session's own savepoint
         finally:
             self._open = False
-            if self._session is not None:
-                self._session.close()
-                self._session = None
+            session, self._session = self._session, None
+            if session is not None:
+                with self._internal():
+                    session.close()
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a handler has the transaction just now."""
+        return self._open and not self._ours
+
+    def _before_session_commit(self, _: OrmSession) -> None:
+        if not self._ours:
+            raise ForbiddenStatement(
+                "a handler may not commit its session: the batch's transaction is committed by the lane"
+            )
 
     def forgive(self) -> None:
         """Forget a handler's own error: the lane has rolled back to a savepoint of its own."""
@@ -123,18 +140,19 @@ class HandlerTransaction:
         """Remember the first error; a store's or a contention's outweighs a handler's own."""
         fault = self._classify(error)
         if self.fault is None or self.fault is Fault.HANDLER:
-            self.fault, self.error = fault, error
+            self.fault, self.error, self._seen_at = fault, error, self._nested
 
     def check(self, statement: str) -> None:
         """Refuse what would end or change the transaction."""
-        if not self._open or self._ours:
+        if not self._open or self._ours or _OF_SESSION.match(statement):
             return
+        self._usable()
         found = _FIRST_WORD.match(statement)
         word = found.group(1).lower() if found else ""
-        if word in _REFUSED:
+        if not word or word in _REFUSED:
             raise ForbiddenStatement(
-                f"a handler may not send {word.upper()}: its transaction also holds the record of the message, and is "
-                "committed with it; use tx.savepoint() for a part that may fail"
+                f"a handler may not send {word.upper() or repr(statement[:20])}: its transaction also holds the record "
+                "of the message, and is committed with it; use tx.savepoint() for a part that may fail"
             )
 
     def _usable(self) -> None:
@@ -237,7 +255,7 @@ def _before_execute(connection: Connection, _cursor: Any, statement: str, *_: An
 
 def _on_error(context: Any) -> None:
     guard = _guard_of(context.connection)
-    if guard is not None and context.original_exception is not None and context.sqlalchemy_exception is not None:
+    if guard is not None and guard.in_turn and context.sqlalchemy_exception is not None:
         guard.note(context.original_exception)
 
 
@@ -245,7 +263,3 @@ def _before_commit(connection: Connection) -> None:
     guard = _guard_of(connection)
     if guard is not None:
         guard.check("COMMIT")
-
-
-def _refuse_commit(_: OrmSession) -> None:
-    raise ForbiddenStatement("a handler may not commit its session: the batch's transaction is committed by the lane")

@@ -75,6 +75,8 @@ class Turn:
             result: Result = Success(response=encode_response(returned, self.max_response), reached=reached)
         except BaseException as error:  # noqa: BLE001 - whatever a handler lets out is its message's failure
             result = _result_of(error)
+        finally:
+            self.guard.handler_ran()
         return self._overruled(result)
 
     def _overruled(self, result: Result) -> Result:

@@ -206,11 +206,15 @@ class View:
             self.claimed.discard(task.biz_key)
             self.writes.unclaims.add(task.biz_key)
 
-    def recall(self, sharding_key: str, reached: frozenset[str]) -> Task | None:
-        """The first message of this batch that went aside as early and waits for one of `reached`; it may run now."""
+    def defer_aside(self, task: Task) -> None:
+        """Some of those aside didn't get their turn: they are due still."""
+        self._stand(task, replace(self.standing(task.sharding_key), aside_due_at=self.now))
+
+    def recall(self, sharding_key: str, reached: frozenset[str], tried: set[str]) -> Task | None:
+        """The first message of this batch, not among `tried`, that is aside as early and waits for one of `reached`."""
         waiting = self._early.get(sharding_key, [])
         for index, (task, row) in enumerate(waiting):
-            if reached.intersection(row.wants):
+            if task.biz_key not in tried and reached.intersection(row.wants):
                 del waiting[index]
                 self.writes.parks.remove(row)
                 self._stand(task, self.standing(sharding_key).aside_left())
@@ -308,10 +312,7 @@ class View:
         if row.place is Place.ASIDE:
             self._stand(task, key.aside_left())
             return
-        key = key.head_left(self.now)
-        if not key.blocked and key.aside:
-            key = replace(key, aside_due_at=self.now)  # what waits aside may have waited for one of these
-        self._stand(task, key)
+        self._stand(task, key.head_left(self.now))
 
     def _stand(self, task: Task, key: KeyStanding) -> None:
         self.keys[task.sharding_key] = key

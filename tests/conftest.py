@@ -1,11 +1,14 @@
 """For every test: assertions that explain themselves in the shipped suites; Hypothesis profiles."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite("seriatim.contract")
+pytest.register_assert_rewrite("seriatim.contract", "support")
+sys.path.append(str(Path(__file__).parent))  # tests/support is imported as `support`: importlib mode adds no path
 
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile(  # the same examples each time: a red CI is the change's doing

@@ -25,6 +25,7 @@ class Columns:
     time: str | None
     seq: str | None
     biz_key: str
+    names: tuple[str, ...]  #: every column that is needed
 
     @classmethod
     def of(cls, key: str, type: str, time: str | None, seq: str | None, biz_key: str | None) -> Columns:  # noqa: A002
@@ -43,12 +44,8 @@ class Columns:
             raise ConfigurationError(
                 f"--biz-key {template!r} names no column: all messages would share one; write '{{case}}:{{seq}}'"
             )
-        return cls(key, type, time, seq, template)
-
-    def names(self) -> list[str]:
-        """Every column that is needed."""
-        named = [self.key, self.type, self.time, self.seq, *_PLACEHOLDER.findall(self.biz_key)]
-        return [name for name in dict.fromkeys(named) if name is not None]
+        named = [key, type, time, seq, *_PLACEHOLDER.findall(template)]
+        return cls(key, type, time, seq, template, tuple(name for name in dict.fromkeys(named) if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class Mapper:
             InvalidMessage: a column is missing or empty, or its value isn't what it should be.
         """
         columns = self.columns
-        for name in columns.names():
+        for name in columns.names:
             if name not in row:
                 raise InvalidMessage(f"there is no column {name!r}; there are: {', '.join(row)}")
         return self.topic.message(

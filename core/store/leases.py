@@ -152,7 +152,7 @@ class SqlLeases:
         if held == len(ordered):
             return {}
         rows = {row.partition: row for row in self.owners(scope)}
-        return {step.partition: why for step in ordered if (why := _why_not(step, rows.get(step.partition)))}
+        return {step.partition: _why_not(step, rows.get(step.partition)) for step in ordered}
 
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:
         """Lock the row and raise its stamp."""
@@ -198,10 +198,14 @@ def _fence_params(scope: Scope, step: FenceStep, ttl: int) -> dict[str, Any]:
     }
 
 
-def _why_not(step: FenceStep, row: OwnerRow | None) -> Fenced | None:
-    if row is None or row.owner != step.owner or row.epoch != step.epoch:
-        return Fenced.LOST
-    return None if row.effect == step.effect + step.advance else Fenced.MOVED
+def _why_not(step: FenceStep, row: OwnerRow | None) -> Fenced:
+    """Why a fence that touched too few rows didn't hold a partition.
+
+    Which rows it touched can't be told from the counters: somebody else may have raised one by just as much. So every
+    partition that is still ours counts as moved; reading it again does no harm.
+    """
+    ours = row is not None and row.owner == step.owner and row.epoch == step.epoch
+    return Fenced.MOVED if ours else Fenced.LOST
 
 
 def _owner_row(row: Row[Any]) -> OwnerRow:

@@ -7,7 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, Select, func, insert, inspect, select
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    RootTransaction,
+    Select,
+    func,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 
 from seriatim.core.errors import (
@@ -54,10 +65,9 @@ class SqlStore:
 
     def init(self) -> bool:
         """Make the tables."""
-        with self._mapped():
-            if inspect(self._engine).has_table(schema.schema_version.name):
-                self.check()
-                return False
+        if schema.schema_version.name in self._table_names():
+            self.check()
+            return False
         session = self.session()
         try:
             with session.transaction():
@@ -74,8 +84,7 @@ class SqlStore:
 
     def check(self) -> None:
         """Raise `SchemaMismatch` unless the tables are this program's."""
-        with self._mapped():
-            names = set(inspect(self._engine).get_table_names())
+        names = self._table_names()
         if schema.schema_version.name not in names:
             raise SchemaMismatch(
                 f"store {self._dialect.describe()}: it has no Seriatim tables; run `seriatim init` first"
@@ -90,6 +99,10 @@ class SqlStore:
         missing = sorted(set(schema.metadata.tables) - names)
         if missing:
             raise SchemaMismatch(f"store {self._dialect.describe()}: the tables {', '.join(missing)} are missing")
+
+    def _table_names(self) -> set[str]:
+        with self.read() as connection:
+            return set(inspect(connection).get_table_names())
 
     def declare(self, scope: Scope, partitions: Sequence[str]) -> None:
         """Record a topic's partitions and make the group's rows."""
@@ -178,6 +191,7 @@ class SqlSession:
         self._dialect = dialect
         self._exclusive = dialect.exclusive()
         self._connection: Connection | None = None
+        self._writing = False
         self.leases = SqlLeases(self.run, self.transaction, dialect)
         self.records = SqlRecords(self.run)
         self.parking = SqlParking(self.run)
@@ -199,22 +213,28 @@ class SqlSession:
 
     def run(self, statement: Executable, params: Any = None) -> CursorResult[Any]:
         """Execute one statement of our own; outside a transaction it is a read that leaves none open."""
+        if not self._writing:
+            return self._read(statement, params)
         connection = self.connection
-        own = not connection.in_transaction()
+        if not connection.in_transaction():
+            raise StoreError("the transaction was ended by somebody else")
         try:
-            if own:
-                connection.info["seriatim_reader"] = True
-            result = connection.execute(statement, params)
-            if own:
-                frozen = result.freeze()
-                connection.rollback()
-                return frozen()  # type: ignore[return-value]  # what a read needs of a cursor, it has
+            return connection.execute(statement, params)
         except SQLAlchemyError as error:
-            raise self._fail(error) from error
-        finally:
-            if own:
-                connection.info.pop("seriatim_reader", None)
-        return result
+            raise mapped(error, self._dialect) from error
+
+    def _read(self, statement: Executable, params: Any) -> CursorResult[Any]:
+        """A read of its own, which leaves no transaction open whatever happens."""
+        connection = self.connection
+        connection.info["seriatim_reader"] = True
+        try:
+            frozen = connection.execute(statement, params).freeze()
+        except SQLAlchemyError as error:
+            self._forget()
+            raise mapped(error, self._dialect) from error
+        connection.rollback()
+        connection.info.pop("seriatim_reader", None)
+        return frozen()  # type: ignore[return-value]  # what a read needs of a cursor, it has
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -224,29 +244,33 @@ class SqlSession:
             try:
                 begun = connection.begin()
             except SQLAlchemyError as error:
-                raise self._fail(error) from error
+                self._forget()
+                raise mapped(error, self._dialect) from error
+            self._writing = True
             try:
                 yield
             except BaseException:
                 self._roll_back(begun)
                 raise
+            finally:
+                self._writing = False
+            if not begun.is_active:
+                self._forget()
+                raise StoreError("the transaction was ended by somebody else")
             try:
                 begun.commit()
             except SQLAlchemyError as error:
                 self._forget()
                 raise CommitUnknown(f"the answer to a COMMIT was lost: {error}") from error
 
-    def _roll_back(self, begun: Any) -> None:
+    def _roll_back(self, begun: RootTransaction) -> None:
+        if not begun.is_active:  # somebody else ended it, or thinks so: only a new connection is sure
+            self._forget()
+            return
         try:
             begun.rollback()
         except SQLAlchemyError:  # the connection is gone, and the server rolls back by itself
             self._forget()
-
-    def _fail(self, error: SQLAlchemyError) -> StoreError:
-        failure = mapped(error, self._dialect)
-        if isinstance(failure, StoreUnavailable) and not (self._connection and self._connection.in_transaction()):
-            self._forget()
-        return failure
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
@@ -286,7 +310,7 @@ class SqlSession:
         try:
             self.connection.exec_driver_sql(statement)
         except SQLAlchemyError as error:
-            raise self._fail(error) from error
+            raise mapped(error, self._dialect) from error
 
     def write(self, scope: Scope, writes: Writes, now: int) -> None:
         """Carry out what a transaction leaves behind, in the lock order: parked rows, then records."""

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
+from examples.orders.app import orders
 from examples.orders.check import Check
+from examples.orders.processes import call
 from examples.orders.traffic import Traffic
+from seriatim import Message
+from seriatim.core.digest import digest
+from seriatim.core.manifest import Header, Sent
+from seriatim.core.manifest import write_manifest as write
+
+MANIFEST = "sent.jsonl"
 
 
 def write_manifest(folder: Path, traffic: Traffic) -> None:
-    """What will be sent, for the audit to compare with."""
-    del folder, traffic
+    """Write down what will be sent, for the audit to compare with."""
+    copies = Counter(message.biz_key for message in traffic.messages)
+    header = Header(orders.name, orders.partitions, traffic.distinct, len(traffic.messages), len(traffic.early))
+    with write(folder / MANIFEST, header) as note:
+        for message in {message.biz_key: message for message in traffic.messages}.values():
+            note(_sent(message, copies[message.biz_key], early=message.biz_key in traffic.early))
+
+
+def _sent(message: Message, copies: int, *, early: bool) -> Sent:
+    return Sent(
+        biz_key=message.biz_key,
+        sharding_key=message.sharding_key,
+        type=message.type,
+        partition=orders.routing.route(message.sharding_key, orders.partitions),
+        seq=message.seq,
+        digest=digest(message.body),
+        copies=copies,
+        early=early,
+    )
 
 
 def run_audit(folder: Path) -> Check | None:
-    """``seriatim audit``; None where it isn't there yet."""
-    del folder
-    return None
+    """``seriatim audit``: every message, its record and its place in the order, compared with what was sent."""
+    ran = call(folder, "audit", "--topic", orders.name, "--manifest", MANIFEST, "--json")
+    if "No such command" in ran.stderr:
+        return None
+    try:
+        found = json.loads(ran.stdout)
+    except ValueError:
+        return Check("the audit's answer can't be read", [ran.stderr.strip() or ran.stdout.strip() or "no answer"])
+    violations = ("lost", "order_violations", "double_effects", "conflicts")
+    wrong = [f"{name.replace('_', ' ')}: {found[name]}" for name in violations if found[name]]
+    if ran.returncode and not wrong:
+        wrong = [f"exit status {ran.returncode}"]
+    sentence = (
+        f"{found['messages']:,} messages, {found['applied']:,} effects, {found['duplicates']:,} duplicates, "
+        f"{found['lost']} lost, {found['double_effects']} double, {found['order_violations']} out of order; "
+        f"from received to committed {found['p50_ms']:.0f} ms for half of them, {found['p99_ms']:.0f} ms for 99%"
+    )
+    return Check(sentence, wrong)

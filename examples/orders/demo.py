@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Optional
@@ -25,11 +25,11 @@ from rich.console import Console
 from examples.orders import screen, tables
 from examples.orders.app import app
 from examples.orders.audit import run_audit, write_manifest
-from examples.orders.check import Check, check_all
+from examples.orders.check import check_all
 from examples.orders.processes import Consumer, ProcessFailed, call, stop_all
 from examples.orders.screen import Screen
 from examples.orders.traffic import Traffic, plan
-from examples.orders.watch import Blocked, Snapshot, blocked, snapshot
+from examples.orders.watch import Snapshot, snapshot
 from seriatim import SeriatimError
 from seriatim.core.store import SqlStore
 
@@ -93,7 +93,8 @@ class Sending:
         messages, began = self.traffic.messages, time.monotonic()
         with app.producer() as producer:
             while not self.done and not self._stopping.is_set():
-                producer.send(*messages[self.sent : self.sent + SLICE])  # returns once all of them are safe
+                slice_ = messages[self.sent : self.sent + SLICE]
+                producer.send(*(replace(message, produced_at=time.time()) for message in slice_))  # now all are safe
                 self.sent = min(self.sent + SLICE, len(messages))
                 self._stopping.wait(max(0.0, began + self.sent / RATE - time.monotonic()))
 
@@ -183,8 +184,7 @@ class Demo:
             raise self.sending.error
         for consumer in self.consumers:
             consumer.check()
-        with self.store.read() as connection:
-            now = snapshot(connection)
+        now = snapshot(self.store)
         self.screen.show(self.sending.sent, now)
         return now
 
@@ -214,12 +214,13 @@ def play(console: Console, folder: Path, traffic: Traffic, *, kept: bool) -> boo
     try:
         demo = Demo(folder, traffic, store, Screen(console, len(traffic.messages)), Sending(traffic))
         end = demo.run()
-        checks, waiting = _examine(store, traffic)
+        with store.read() as connection:
+            checks = check_all(connection, traffic.ends)
     finally:
         store.close()
     audit = run_audit(folder)
     screen.sum_up(console, traffic, end)
-    screen.show_blocked(console, waiting)
+    screen.show_blocked(console, end.standing)
     screen.show_checks(console, checks, audit)
     holds = all(check.holds for check in (*checks, audit) if check is not None)
     screen.conclude(console, holds=holds, took_s=time.monotonic() - began, kept=str(folder) if kept else None)
@@ -233,11 +234,6 @@ def _prepare(folder: Path, traffic: Traffic) -> None:
         raise DemoFailed(f"seriatim init: {made.stderr or made.stdout}")
     tables.create(app.settings.store, traffic.stock.items())
     write_manifest(folder, traffic)
-
-
-def _examine(store: SqlStore, traffic: Traffic) -> tuple[list[Check], list[Blocked]]:
-    with store.read() as connection:
-        return check_all(connection, traffic.ends), blocked(connection)
 
 
 @contextmanager

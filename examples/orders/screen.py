@@ -16,7 +16,8 @@ from rich.text import Text
 
 from examples.orders.check import Check
 from examples.orders.traffic import Traffic
-from examples.orders.watch import Blocked, Snapshot
+from examples.orders.watch import Snapshot, seconds_since
+from seriatim.compensation.blocked import BlockedKey, Standing
 
 PLAIN_EVERY_S = 2.0
 SHOWN_EVENTS = 8
@@ -66,9 +67,10 @@ class Screen:
             self.console.print(self._line(sent, now), highlight=False, soft_wrap=True)
 
     def _line(self, sent: int, now: Snapshot) -> str:
+        totals = now.standing.totals
         return (
             f"{time.monotonic() - self._began:4.0f} s  sent {sent:,} of {self.total:,} · took effect {now.applied:,} · "
-            f"duplicates stopped {now.duplicates:,} · waiting {now.parked_now:,} · too early {now.early_now:,} · "
+            f"duplicates stopped {now.duplicates:,} · waiting {totals.waiting:,} · too early {totals.aside:,} · "
             f"consumers {self._letters(now).plain}"
         )
 
@@ -80,10 +82,10 @@ class Screen:
         table.add_row("messages sent", f"{sent:,}", ProgressBar(self.total, sent, width=40))
         table.add_row("took effect", f"{now.applied:,}", ProgressBar(self.total, now.applied, width=40))
         table.add_row("duplicates stopped", f"{now.duplicates:,}", "sent twice, took effect once")
-        table.add_row("too early", f"{now.early_now:,}", "wait for the message before them")
+        table.add_row("too early", f"{now.standing.totals.aside:,}", "wait for the message before them")
         table.add_row("too late", f"{now.late:,}", "their order had moved on: recorded, no effect")
-        waiting = f"of {now.parked_keys} orders whose payment fails; every other order goes on"
-        table.add_row("set aside, in order", f"{now.parked_now:,}", waiting)
+        waiting = f"of {now.standing.totals.blocked_keys} orders whose payment fails; every other order goes on"
+        table.add_row("set aside, in order", f"{now.standing.totals.waiting:,}", waiting)
         table.add_row("who consumes what", "", self._letters(now))
         events = [Text.from_markup(line) for line in self._events[-SHOWN_EVENTS:]]
         return Group(Text(), table, Text(), *events)
@@ -103,7 +105,7 @@ def introduce(console: Console, traffic: Traffic) -> None:
         f"A shop sends {len(traffic.messages):,} messages about {len(traffic.ends):,} orders: created, paid, shipped.\n"
         "Two consumer processes keep the orders and their stock. Things go wrong:\n\n"
         f"  · {traffic.duplicates:,} messages are sent twice\n"
-        f"  · {traffic.early} messages overtake the one before them, {traffic.late} come too late to be legal\n"
+        f"  · {len(traffic.early)} messages overtake the one before them, {traffic.late} come too late to be legal\n"
         f"  · {traffic.failing} payments fail a few times, {len(traffic.hopeless)} fail for ever\n"
         "  · one of the two consumers is killed (SIGKILL) half-way\n",
         highlight=False,
@@ -129,22 +131,27 @@ def sum_up(console: Console, traffic: Traffic, now: Snapshot) -> None:
     console.print(table)
 
 
-def show_blocked(console: Console, found: Sequence[Blocked]) -> None:
+def show_blocked(console: Console, found: Standing) -> None:
     """What still waits: since when, behind what, why, what next."""
-    console.print("\n[bold]What still waits[/]")
-    if not found:
+    console.print("\n[bold]What still waits[/]  (seriatim status)")
+    if not found.blocked:
         console.print("  nothing")
-        return
-    for one in found:
-        then = "a person decides" if one.next_in_s is None else f"tried again in {one.next_in_s:.0f} s"
+    for one in found.blocked:
         console.print(
-            f"  [bold]{escape(one.key)}[/] since {one.since_s:.0f} s: {escape(one.type)} failed {one.attempts} times\n"
-            f"      why: {escape(one.error)}\n"
-            f"      behind it: {one.behind} later messages of the same order\n"
-            f"      next: {then}",
+            f"  order [bold]{escape(one.sharding_key)}[/], since {seconds_since(one.since, found.now):.0f} s: "
+            f"{escape(str(one.type))} failed {one.attempts} times\n"
+            f"      why        {escape(str(one.error))}\n"
+            f"      behind it  {one.depth - 1} later messages of this order\n"
+            f"      next       {_next(one, found.now)}",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _next(one: BlockedKey, now: int) -> str:
+    if one.next_attempt_at is None:
+        return "a person decides: try it again, or skip it"
+    return f"tried again in {max(0.0, seconds_since(now, one.next_attempt_at)):.0f} s"
 
 
 def show_checks(console: Console, checks: Sequence[Check], audit: Check | None) -> None:

@@ -6,7 +6,7 @@ Pure and seeded: `plan` says in advance what will be sent, in which order, and h
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from examples.orders.app import orders
@@ -24,13 +24,16 @@ UNITS = 3  #: an order takes at most so many
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What will be sent, and what must come of it. `ends` gives each order's last state."""
+    """What will be sent, and what must come of it.
+
+    `ends` gives each order's last state, `early` the biz_keys of the messages that overtake the one before them.
+    """
 
     messages: Sequence[Message]
     ends: dict[str, str]
     stock: dict[str, int]
     duplicates: int
-    early: int
+    early: Collection[str]
     late: int
     failing: int
     hopeless: Sequence[str]
@@ -47,6 +50,7 @@ class _Order:
     sku: str
     qty: int
     steps: list[str]
+    overtakes: bool = False  #: the last message is sent before the one that it follows
     trouble: dict[str, object] = field(default_factory=dict)
 
 
@@ -109,31 +113,33 @@ def _sku(index: int) -> str:
     return f"sku-{index:03}"
 
 
-def _overtake(chosen: _Chosen, count: int) -> int:
-    """Let some messages be sent before the one that they follow; how many."""
-    closing = chosen.some(("created", "closed"), max(2, count // 300))
-    completing = chosen.some(("created", "paid", "shipped", "completed"), max(2, count // 300))
-    for order in (*closing, *completing):
-        order.steps[-2:] = reversed(order.steps[-2:])
-    return len(closing) + len(completing)
+def _overtake(chosen: _Chosen, count: int) -> set[str]:
+    """Let some messages be sent before the one that they follow; their biz_keys."""
+    for life in (("created", "closed"), ("created", "paid", "shipped", "completed")):
+        for order in chosen.some(life, max(2, count // 300)):
+            order.overtakes = True
+    return {f"{order.number}:order.{order.steps[-1]}" for order in chosen.made if order.overtakes}
 
 
 def _interleave(made: Sequence[_Order], dice: random.Random) -> list[Message]:
     """Every order's messages in their order, among those of the others."""
-    timed: list[tuple[float, _Order, str]] = []
+    timed: list[tuple[float, Message]] = []
     for index, order in enumerate(made):
+        messages = [_message(order, step, seq) for seq, step in enumerate(order.steps, 1)]
+        if order.overtakes:
+            messages[-2:] = reversed(messages[-2:])
         at = float(index)
-        for step in order.steps:
-            timed.append((at, order, step))
+        for message in messages:
+            timed.append((at, message))
             at += dice.uniform(1, 60)
-    return [_message(order, step) for _, order, step in sorted(timed, key=lambda one: one[0])]
+    return _in_time(timed)
 
 
-def _message(order: _Order, step: str) -> Message:
+def _message(order: _Order, step: str, seq: int) -> Message:
     body: dict[str, object] = {"sku": order.sku, "qty": order.qty}
     if step == "paid":
         body |= order.trouble
-    return orders.message(key=order.number, type=f"order.{step}", body=body)
+    return orders.message(key=order.number, type=f"order.{step}", body=body, seq=seq)
 
 
 def _duplicate(once: Sequence[Message], dice: random.Random, count: int) -> list[Message]:
@@ -143,4 +149,8 @@ def _duplicate(once: Sequence[Message], dice: random.Random, count: int) -> list
         late = turn % 2 == 1 and index + SOON < len(once)
         again = dice.uniform(index + SOON, len(once)) if late else index + dice.uniform(0.5, SOON)
         timed.append((again, once[index]))
+    return _in_time(timed)
+
+
+def _in_time(timed: Sequence[tuple[float, Message]]) -> list[Message]:
     return [message for _, message in sorted(timed, key=lambda one: one[0])]

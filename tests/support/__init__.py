@@ -1,0 +1,1 @@
+"""What integration tests share: an app in a folder, and programs started from it."""
