@@ -65,15 +65,15 @@ def audit(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `seriatim replay --manifest` wrote: tells what was lost, and the order of sending. Without it the "
-            "order is that of each message's seq, where it has one.",
+            help="What `seriatim replay --manifest` wrote: tells what was lost, and the order of sending. Without it "
+            "the order is that of each message's seq, where it has one.",
         ),
     ] = None,
     ledger: Annotated[
         str | None,
         typer.Option(
             metavar="TABLE:COLUMN[,…]",
-            help="Business tables in the store with the biz_key of every effect: each applied message must be there, once.",
+            help="Business tables that hold the biz_key of every effect: each applied message must be there, once.",
         ),
     ] = None,
     set_aside: Annotated[
@@ -164,8 +164,8 @@ def _print_violations(report: Report) -> None:
             out.print(f"  … and {count - SHOWN:,} more", highlight=False)
     if report.maybe_unread:
         out.print(
-            f"{report.maybe_unread:,} of those lost may just not have been read yet: nothing later of their partition has "
-            "been handled; let a worker run until it is idle, and audit again",
+            f"{report.maybe_unread:,} of those lost may just not have been read yet: nothing later of their partition "
+            "has been handled; let a worker run until it is idle, and audit again",
             highlight=False,
             soft_wrap=True,
         )

@@ -8,26 +8,23 @@ The innocent run twice then, in an undone pass and in one that counts; the faili
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from seriatim.core.decision import Action, Failed, Place, Reason
+from seriatim.core.decision import Action, Failed
 from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError, StoreUnavailable
 from seriatim.core.guard import Guard, MoveRefused
-from seriatim.core.holding import Holding
 from seriatim.core.message import Position
-from seriatim.core.store.port import MICROSECOND, Fenced, FenceStep, NewRecord, Scope, Session
-from seriatim.core.task import Task, of_row
+from seriatim.core.passing import MAX_INLINE, Again, Executed, Limits, Part, Pass
+from seriatim.core.store.port import Fenced, FenceStep, NewRecord, Scope, Session
+from seriatim.core.task import Task
 from seriatim.core.topic import Topic
 from seriatim.core.transaction import HandlerTransaction
-from seriatim.core.turn import Result, Turn
-from seriatim.core.view import Success, TooEarly, Verdict, View
+from seriatim.core.turn import Turn
+from seriatim.core.view import View
 
-MAX_INLINE = 100  #: early messages that one transaction runs because their predecessor came
 _CLAIMED = "seriatim_claimed"
-_MESSAGE = "seriatim_message"
 
 
 class StampMoved(StoreError):
@@ -41,6 +38,10 @@ class StampMoved(StoreError):
 class TransactionBroken(StoreError):
     """A handler ended the transaction that it was given, past every guard."""
 
+    def __init__(self, message: str, parts: Sequence[Part]) -> None:
+        super().__init__(message)
+        self.parts = tuple(parts)
+
 
 class PartitionsLost(FenceLost):
     """These partitions belong to another owner now."""
@@ -48,41 +49,6 @@ class PartitionsLost(FenceLost):
     def __init__(self, partitions: Sequence[str]) -> None:
         super().__init__(f"{', '.join(partitions)} belong to another owner")
         self.partitions = tuple(partitions)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One partition's share of a transaction: its tasks, in order."""
-
-    holding: Holding
-    tasks: tuple[Task, ...]
-    positioned: bool = False  #: the tasks are deliveries of a log: the position moves past them
-    aside: bool = False  #: the tasks are rows of one key that wait aside
-    aside_rest: int | None = None  #: when those of the key that aren't among the tasks are due
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a transaction: leases in microseconds, handler time in seconds, responses in bytes."""
-
-    ttl: int
-    batch_s: float
-    max_response: int
-
-
-@dataclass(slots=True)
-class Executed:
-    """What a committed transaction did: how many tasks of each part, the verdicts in order, and how long it took."""
-
-    handled: dict[str, int] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
-    handler_s: float = 0.0
-    runs: int = 0
-    reran: bool = False
-
-
-class _Again(Exception):
-    """A message failed in the optimistic pass, after it may have written something."""
 
 
 @dataclass(slots=True)
@@ -140,7 +106,7 @@ class Execution:
         except (StoreUnavailable, Contention):
             raise
         except StoreError as error:
-            raise TransactionBroken(f"a handler ended the transaction of its batch: {error}") from error
+            raise TransactionBroken(str(error), self.parts) from error
 
     # -- the steps
 
@@ -207,7 +173,7 @@ class Execution:
         fresh = _copy(view)
         try:
             self._pass(view, done, safe=self.savepoints)
-        except (_Again, MoveRefused):
+        except (Again, MoveRefused):
             self.session.rollback_to(_CLAIMED)
             done.reran, done.handled, done.runs, done.handler_s = True, {}, 0, 0.0
             self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
@@ -218,7 +184,19 @@ class Execution:
     def _pass(self, view: View, done: Executed, *, safe: bool) -> None:
         tx = HandlerTransaction(self.session.connection, self.session.classify)
         guard = Guard(self.session.run, self.session.locking, together=not safe)
-        runner = _Runner(self, view, Turn(tx, guard, self.limits.max_response), done, safe=safe)
+        runner = Pass(
+            session=self.session,
+            scope=self.scope,
+            topic=self.topic,
+            limits=self.limits,
+            view=view,
+            turn=Turn(tx, guard, self.limits.max_response),
+            done=done,
+            failures=self._failures,
+            effects=self._effects,
+            safe=safe,
+            stop_at_failure=self.stop_at_failure,
+        )
         try:
             guard.prefetch(task for task in self._tasks() if view.judge(task) is Action.RUN)
             for part in self.parts:
@@ -244,11 +222,6 @@ class Execution:
 
     def _position(self, part: Part, handled: int) -> Position | None:
         return part.tasks[handled - 1].delivery.position if handled else part.holding.position
-
-    def next_effect(self, partition: str) -> int:
-        """The next effect number of a partition."""
-        self._effects[partition] += 1
-        return self._effects[partition]
 
 
 def new_record(topic: Topic, task: Task) -> NewRecord:
@@ -279,170 +252,3 @@ def _copy(view: View) -> View:
         read_through=view.read_through,
         claimed=set(view.claimed),
     )
-
-
-@dataclass(slots=True)
-class _Runner:
-    """One pass over the tasks."""
-
-    execution: Execution
-    view: View
-    turn: Turn
-    done: Executed
-    safe: bool
-    inline: int = MAX_INLINE
-
-    def run_part(self, part: Part) -> int:
-        """Handle the tasks of a part in order; how many were handled."""
-        for index, task in enumerate(part.tasks):
-            if index and self.done.handler_s > self.execution.limits.batch_s:
-                return index
-            if self._is_done(task):
-                continue
-            before = len(self.view.verdicts)
-            self._handle(task)
-            if self._stops(task, before):
-                return index + 1
-        return len(part.tasks)
-
-    def _is_done(self, task: Task) -> bool:
-        """Whether a parked row had its turn already, right after the message that it waited for."""
-        writes = self.view.writes
-        return task.row is not None and (
-            task.row.id in writes.unparks or any(row.id == task.row.id for row in writes.moves)
-        )
-
-    def _stops(self, task: Task, before: int) -> bool:
-        """Whether what follows this task must not run in this transaction."""
-        key = task.arrival.sharding_key
-        if key is None or len(self.view.verdicts) == before:
-            return False
-        standing = self.view.standing(key)
-        if standing.stops_partition or (task.row is not None and task.row.place is Place.ASIDE and standing.blocked):
-            return True
-        return self.execution.stop_at_failure and task.row is not None and task.row.id not in self.view.writes.unparks
-
-    def _handle(self, task: Task) -> None:
-        action = self.view.judge(task)
-        if action is Action.RUN or (action is Action.PARK):
-            self._run(task)
-        elif action is Action.DUPLICATE:
-            self.view.duplicate(task)
-        elif action is Action.CONFLICT:
-            self.view.conflict(task)
-        elif action is Action.PARKED:
-            self.view.already_parked(task)
-        elif action is Action.BEHIND:
-            self.view.behind(task)
-        elif action is Action.STAND:
-            self.view.stands(task)
-        elif action is Action.STRAY:
-            self.view.stray(task)
-        else:
-            self.view.ignored(task)
-
-    def _run(self, task: Task) -> None:
-        before = self.view.attempts(task)
-        known = self.execution._failures.pop(task.arrival.biz_key or "", None)  # noqa: SLF001 - of the same transaction
-        result, calls = (known, known.calls) if known is not None else self._try(task, before, 0)
-        tries = self.view.policy.tries_at_once
-        while isinstance(result, Failed) and _again_at_once(result) and calls < tries:
-            if before + calls >= self.view.policy.max_attempts:
-                break
-            result, calls = self._try(task, before, calls)
-        self._ended(task, result, before, calls)
-
-    def _try(self, task: Task, before: int, calls: int) -> tuple[Result, int]:
-        """One call; its result, and how many calls there were by now."""
-        started = time.perf_counter()
-        with self._protected(task) as undo:
-            result, touched = self.turn.run(task, before + calls + 1)
-            if not isinstance(result, Success):
-                if isinstance(result, Failed) and touched:
-                    result = _counted(result, calls + 1)
-                if touched:
-                    undo(result)
-        self.done.handler_s += time.perf_counter() - started
-        self.done.runs += 1
-        return result, calls + 1
-
-    @contextmanager
-    def _protected(self, task: Task) -> Iterator[Callable[[Result], None]]:
-        session, guard, tx = self.execution.session, self.turn.guard, self.turn.tx
-        if self.safe:
-            session.savepoint(_MESSAGE)
-
-        def undo(result: Result) -> None:
-            if not self.safe:
-                if isinstance(result, Failed):
-                    self.execution._failures[task.arrival.biz_key or ""] = result  # noqa: SLF001
-                raise _Again
-            session.rollback_to(_MESSAGE)
-            guard.forget(task)
-            tx.forgive()
-
-        yield undo
-        if self.safe:
-            session.release(_MESSAGE)
-
-    def _ended(self, task: Task, result: Result, before: int, calls: int) -> None:
-        if isinstance(result, Success):
-            counted = before + calls
-            self.view.succeeded(task, result, self.execution.next_effect(task.partition), counted)
-            self._follow(task, result)
-        elif isinstance(result, TooEarly):
-            self.view.early(task, result, awaited=self._is_awaited(task, result))
-        else:
-            self.view.failed(task, result)
-
-    def _follow(self, task: Task, success: Success) -> None:
-        """A success lets the early ones run that waited for it, in order, in the same transaction."""
-        reached = frozenset(name for name in (success.reached, task.biz_key) if name is not None)
-        key = task.sharding_key
-        tried: set[str] = set()
-        while self.inline > 0 and self.view.standing(key).aside and not self.view.standing(key).blocked:
-            follower = self.view.recall(key, reached, tried) or self._waiting_row(key, reached)
-            if follower is None:
-                return
-            tried.add(follower.biz_key)
-            self.inline -= 1
-            self._run(follower)
-
-    def _is_awaited(self, task: Task, early: TooEarly) -> bool:
-        """Whether what an expired early message waits for is itself parked: it must not be given up before that is."""
-        if task.row is None or not self.view.may_give_up(task):
-            return False
-        execution = self.execution
-        if self.view.waiting.keys() & set(early.wants):
-            return True
-        if execution.session.parking.waiting(execution.scope, list(early.wants)):
-            return True
-        others = execution.session.parking.rows(execution.scope, task.sharding_key, Place.ASIDE, MAX_INLINE)
-        return any(row.id != task.row.id and self._reaches(row.type, early.wants) for row in others)
-
-    def _reaches(self, kind: str | None, wants: tuple[str, ...]) -> bool:
-        handler = self.execution.topic.handler(kind) if kind is not None else None
-        return handler is not None and handler.moves is not None and handler.moves.target in wants
-
-    def _waiting_row(self, key: str, reached: frozenset[str]) -> Task | None:
-        execution, writes = self.execution, self.view.writes
-        gone = {*writes.unparks, *(row.id for row in writes.moves)}
-        for row in execution.session.parking.rows(execution.scope, key, Place.ASIDE, MAX_INLINE):
-            if row.id not in gone and row.reason is Reason.EARLY and reached.intersection(row.wants):
-                task = of_row(execution.topic, row)
-                if row.biz_key is not None and row.biz_key not in self.view.records:
-                    self.view.records |= execution.session.records.look_up(execution.scope, [row.biz_key])
-                return task
-        return None
-
-
-def _again_at_once(failure: Failed) -> bool:
-    """Whether a failed call is worth another on the spot: not where the handler said what it wants."""
-    return failure.counted and not failure.final and failure.after_s is None and failure.reason is Reason.FAILED
-
-
-def _counted(failure: Failed, calls: int) -> Failed:
-    return replace(failure, calls=calls)
-
-
-__all__ = ["MICROSECOND", "Executed", "Execution", "Limits", "Part", "PartitionsLost", "StampMoved", "new_record"]

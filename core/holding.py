@@ -28,7 +28,8 @@ class Holding:
     read_through: int | None = None
     outlook: Outlook = field(default_factory=lambda: Outlook(any_keys=True))
     lost: bool = False
-    paused: str | None = None
+    paused: str | None = None  #: why no ordinary batch of it is run
+    halted: bool = False  #: nothing of it is run until a person has looked
     touched_at: float = field(default_factory=time.monotonic)
 
     @classmethod

@@ -18,14 +18,15 @@ from seriatim.core.assignment import plan
 from seriatim.core.broker import Broker
 from seriatim.core.clock import StoreClock
 from seriatim.core.errors import StoreError, StoreUnavailable
-from seriatim.core.execution import Limits
 from seriatim.core.holding import Holding
 from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
+from seriatim.core.passing import Limits
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import MICROSECOND, Scope, Session, Store
 from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
+from seriatim.core.transactor import Transactor
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +133,18 @@ class Worker:
 
     def _make_topic(self, topic: Topic, session: Session) -> TopicLane:
         options = self.options
-        return TopicLane(
+        transactor = Transactor(
             scope=Scope(self.group, topic.name),
             topic=topic,
             session=session,
-            consumer=self.broker.consumer(topic.name, self.group),
-            positions=self.broker.capabilities.positions,
             limits=Limits(ttl=self.ttl, batch_s=options.batch_s * 4, max_response=options.max_response),
             size=BatchSize(options.batch_size, options.batch_s),
             observer=self.observer,
+        )
+        return TopicLane(
+            transactor=transactor,
+            consumer=self.broker.consumer(topic.name, self.group),
+            positions=self.broker.capabilities.positions,
             gone=self._gone,
             clock=StoreClock(session.now),
         )

@@ -15,3 +15,11 @@ settings.register_profile(  # the same examples each time: a red CI is the chang
     "ci", settings.get_profile("dev"), derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+
+@pytest.fixture
+def rig(tmp_path):
+    """A shop in a folder of the test's own: embedded broker, SQLite, and tables of its own."""
+    from support.rig import Rig  # noqa: PLC0415 - unit tests needn't wait for the whole product
+
+    return Rig(tmp_path)

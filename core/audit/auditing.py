@@ -30,7 +30,7 @@ class Question:
 
 
 def audit(connection: Connection, question: Question) -> Report:
-    """Read everything on one snapshot and judge it. Holds in memory what is parked, the manifest, and the ledger's keys.
+    """Read everything on one snapshot and judge it. In memory are what is parked, the manifest and the ledger's keys.
 
     Raises:
         ConfigurationError: a ledger's table or column isn't there, or the manifest is damaged.

@@ -68,12 +68,12 @@ class Durations:
 class Report:
     """What became of the messages of one group and topic.
 
-    `messages` counts the distinct ones that the store knows; `sent` and `copies` come from the manifest. `applied`,
-    `already`, `stale` and `rejected` are how records ended; `illegal` is the part of the stale ones whose states no path
-    joins. `early` counts what was first judged early, whatever came of it. `duplicates` are deliveries that were stopped.
-    `parked`, `aside`, `dead`, `conflicts` and `unreadable` are what is in the parking table now. `in_hand` has been begun
-    by an owner who still has the partition. `maybe_unread` is the part of `lost` after which nothing of its partition was
-    handled: it may just not have been read yet. `beyond_manifest` is what the store knows and the manifest doesn't.
+    `messages` counts the distinct ones that the store knows; `sent` and `copies` are of the manifest. `applied`,
+    `already`, `stale` and `rejected` are how records ended; `illegal` are those of the stale ones whose states no
+    path joins. `early` counts what was first judged early, whatever came of it; `duplicates`, deliveries that were
+    stopped. `parked`, `aside`, `dead`, `conflicts` and `unreadable` are what is in the parking table now. `in_hand` has
+    been begun by an owner who still has the partition. `maybe_unread` are those of `lost` after which nothing of their
+    partition was handled: they may just not have been read yet. `beyond_manifest` is what only the store knows.
     """
 
     group: str

@@ -151,6 +151,11 @@ class Outlook:
     aside_due_at: int | None = None
     stopped: bool = False
 
+    @property
+    def anything_due(self) -> bool:
+        """Whether something will come due."""
+        return self.due_at is not None or self.aside_due_at is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Writes:

@@ -41,7 +41,10 @@ status = StateMachine(
 
 TAKE = text("UPDATE stock SET qty = qty - :qty WHERE sku = :sku AND qty >= :qty")
 GIVE_BACK = text("UPDATE stock SET qty = qty + :qty WHERE sku = :sku")
-NOTE = text("INSERT INTO order_ledger (order_no, event, sku, change) VALUES (:order_no, :event, :sku, :change)")
+NOTE = text(
+    "INSERT INTO order_ledger (biz_key, order_no, event, sku, change) "
+    "VALUES (:biz_key, :order_no, :event, :sku, :change)"
+)
 
 Event = Mapping[str, Any]  # the body of a message, as the JSON codec reads it
 
@@ -96,8 +99,9 @@ def refunded(event: Event, ctx: Context) -> None:
 
 def note(ctx: Context, event: Event, change: int = 0) -> None:
     """Enter in the ledger what happened to the order."""
-    line = {"order_no": ctx.message.sharding_key, "event": ctx.message.type, "sku": event["sku"], "change": change}
-    ctx.tx.execute(NOTE, line)
+    message = ctx.message
+    line = {"biz_key": message.biz_key, "order_no": message.sharding_key, "event": message.type}
+    ctx.tx.execute(NOTE, {**line, "sku": event["sku"], "change": change})
 
 
 def confirm_payment(event: Event, attempt: int) -> None:

@@ -222,7 +222,7 @@ def play(console: Console, folder: Path, traffic: Traffic, *, kept: bool) -> boo
     screen.sum_up(console, traffic, end)
     screen.show_blocked(console, end.standing)
     screen.show_checks(console, checks, audit)
-    holds = all(check.holds for check in (*checks, audit) if check is not None)
+    holds = all(check.holds for check in (*checks, audit))
     screen.conclude(console, holds=holds, took_s=time.monotonic() - began, kept=str(folder) if kept else None)
     return holds
 
@@ -244,11 +244,12 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="seriatim-demo-")) if keep is None else keep.resolve()
     for name in [name for name in os.environ if name.startswith("SERIATIM_")]:
         del os.environ[name]
+    before = Path.cwd()
     os.chdir(folder)
     try:
         yield folder
     finally:
-        os.chdir("/")
+        os.chdir(before)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 

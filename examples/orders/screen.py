@@ -154,14 +154,13 @@ def _next(one: BlockedKey, now: int) -> str:
     return f"tried again in {max(0.0, seconds_since(now, one.next_attempt_at)):.0f} s"
 
 
-def show_checks(console: Console, checks: Sequence[Check], audit: Check | None) -> None:
+def show_checks(console: Console, checks: Sequence[Check], audit: Check) -> None:
     """Whether it adds up."""
     console.print("\n[bold]Does it add up?[/]  (from the shop's own tables)")
     for check in checks:
         _show_check(console, check)
-    if audit is not None:
-        console.print("\n[bold]And by Seriatim's own audit?[/]  (seriatim audit)")
-        _show_check(console, audit)
+    console.print("\n[bold]And by Seriatim's own audit?[/]  (seriatim audit)")
+    _show_check(console, audit)
 
 
 def _show_check(console: Console, check: Check) -> None:

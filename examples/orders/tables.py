@@ -39,12 +39,13 @@ stock = Table(
     mysql_engine="InnoDB",
 )
 
-# One line for each thing that happened to an order, and what it did to the stock. Nothing in it is unique on purpose:
+# One line for each message that took effect, and what it did to the stock. Nothing in it is unique on purpose:
 # if a message ever took effect twice, there would be two lines.
 ledger = Table(
     "order_ledger",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("biz_key", String(255), nullable=False),
     Column("order_no", String(64), nullable=False),
     Column("event", String(64), nullable=False),
     Column("sku", String(64), nullable=False),

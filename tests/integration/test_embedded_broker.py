@@ -275,6 +275,25 @@ def test_the_same_message_in_its_place_is_what_a_position_asks_for(scene, place)
     assert names(scene.reader("0", after=taken[0].position).take(2)) == ["m2", "m3"]
 
 
+def test_another_log_is_noticed_though_the_position_is_trimmed_away_in_it(scene, place):
+    """There is no message left to compare; the identity of the log tells."""
+    scene.send(*numbered(1, 5))
+    taken = scene.reader("0").take(5)
+    scene.broker.delete(scene.topic)
+    scene.broker.declare(scene.topic, ["0"])
+    scene.send(*numbered(1, 9))
+    EmbeddedBroker(f"embedded://{place}?retention_messages=4").trim()
+    assert scene.reader("0", after=taken[4].position).notice(NoticeKind.REWOUND)
+
+
+def test_more_partitions_leave_the_log_what_it_is(scene):
+    scene.send("m1", "m2")
+    (first, _) = scene.reader("0").take(2)
+    scene.broker.declare(scene.topic, ["0", "1", "2"])
+    assert scene.broker.partitions(scene.topic) == ("0", "1", "2")
+    assert names(scene.reader("0", after=first.position).take(1)) == ["m2"]
+
+
 def test_a_partition_that_is_not_declared_is_lost_and_the_others_go_on(scene):
     scene.send("m1")
     reader = scene.reader("7", "0")

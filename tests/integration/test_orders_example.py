@@ -191,7 +191,8 @@ def shop(tmp_path):
 
 
 def line(order_no, event, change):
-    return {"order_no": order_no, "event": f"order.{event}", "sku": "pen", "change": change}
+    event = f"order.{event}"
+    return {"biz_key": f"{order_no}:{event}", "order_no": order_no, "event": event, "sku": "pen", "change": change}
 
 
 ENDS = {"o1": "PAID", "o2": "REFUNDED", "o3": "CLOSED"}

@@ -30,11 +30,12 @@ from seriatim.core.decision import (
 
 D1, D2, D3 = b"one", b"two", b"three"
 OUTCOMES = (None, *Outcome)
+SOME_OUTCOMES = (None, Outcome.APPLIED, Outcome.PARKED, Outcome.REJECTED)
 
 ARRIVALS = [
     Arrival(key, biz_key, kind, digest, problem, ignored)
     for key, biz_key, kind, digest, problem, ignored in itertools.product(
-        (None, "k"), (None, "b"), (None, "paid"), (D1, D2), (None, Reason.MALFORMED, Reason.UNHANDLED), (False, True)
+        (None, "k"), (None, "b"), (None, "paid"), (D1, D2), (None, Reason.MALFORMED), (False, True)
     )
 ]
 RECORDS = [
@@ -42,14 +43,14 @@ RECORDS = [
     *(
         Record(status, outcome, kind, digest, first)
         for status, outcome, kind, digest, first in itertools.product(
-            Status, OUTCOMES, ("paid", "shipped"), (D1, D2), (None, D1)
+            Status, SOME_OUTCOMES, ("paid", "shipped"), (D1, D2), (None, D1)
         )
     ),
 ]
 WAITING = [None, *(Waiting(kind, digest) for kind, digest in itertools.product(("paid", "shipped"), (D1, D2)))]
 KEYS = [
     KeyStanding(depth=depth, aside=aside, held=held)
-    for depth, aside, held in itertools.product((0, 1, 2), (0, 1), (False, True))
+    for depth, aside, held in itertools.product((0, 1), (0, 1), (False, True))
 ]
 EVERYTHING = list(itertools.product(ARRIVALS, RECORDS, WAITING, KEYS))
 

@@ -1,0 +1,158 @@
+"""Runs a topic's transactions in a lane, and remembers what the next one should know.
+
+Batch size, whether savepoints pay, which message is suspected of ending its transaction or always meets contention:
+all of it is memory of this lane alone, and none of it is needed for correctness.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from seriatim.core.decision import FREE, Reason, Status
+from seriatim.core.errors import DuplicateKey
+from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record
+from seriatim.core.holding import Holding
+from seriatim.core.observer import Observer
+from seriatim.core.passing import Executed, Limits, Part
+from seriatim.core.sizing import BatchSize
+from seriatim.core.store.port import Fenced, FenceStep, Scope, Session
+from seriatim.core.task import Task
+from seriatim.core.topic import Topic
+
+SAFE_BATCHES = 20  #: batches that use savepoints from the start after one had to be run again
+CONTENTION_TRIES = 5
+CONTENTION_S = 30.0
+
+
+@dataclass(slots=True)
+class Transactor:
+    """The transactions of one topic in one lane."""
+
+    scope: Scope
+    topic: Topic
+    session: Session
+    limits: Limits
+    size: BatchSize
+    observer: Observer
+    one_by_one: int = 0  #: messages that are still taken alone, to find the one that ends its transaction
+    _safe_batches: int = 0
+    _contended: dict[str, tuple[str, int, float]] = field(default_factory=dict)
+    _suspects: set[str] = field(default_factory=set)
+
+    @property
+    def limit(self) -> int:
+        """Messages that the next batch may hold."""
+        return 1 if self.one_by_one else self.size.limit
+
+    def execute(self, parts: Sequence[Part], *, savepoints: bool = False, drain: bool = False) -> Executed:
+        """One transaction over `parts`; a drain stops at its first failure.
+
+        Raises:
+            PartitionsLost, StampMoved, StoreUnavailable, Contention, CommitUnknown, TransactionBroken: see `Execution`.
+        """
+        started = time.perf_counter()
+        execution = Execution(
+            session=self.session,
+            scope=self.scope,
+            topic=self.topic,
+            limits=self.limits,
+            parts=parts,
+            savepoints=savepoints or self._safe_batches > 0,
+            stop_at_failure=drain,
+        )
+        try:
+            done = execution.execute()
+        except DuplicateKey:  # a biz_key waits under another partition, where nothing was remembered to wait
+            execution.thorough = True
+            done = execution.execute()
+        self._safe_batches = SAFE_BATCHES if done.reran else max(0, self._safe_batches - 1)
+        self.one_by_one = max(0, self.one_by_one - sum(done.handled.values()))
+        self.size.succeeded(done.runs, done.handler_s)
+        self.observer.committed(self.scope, done.verdicts, time.perf_counter() - started)
+        return done
+
+    def hold(self, holding: Holding) -> None:
+        """The fence alone, inside a transaction that changes something of one partition; raises its stamp by 1.
+
+        Raises:
+            PartitionsLost, StampMoved: it didn't hold.
+        """
+        step = FenceStep(holding.partition, holding.owner, holding.epoch, holding.effect, advance=1)
+        broken = self.session.leases.fence(self.scope, [step], self.limits.ttl)
+        if Fenced.LOST in broken.values():
+            raise PartitionsLost([holding.partition])
+        if broken:
+            raise StampMoved([holding.partition])
+
+    # -- messages that kill their process
+
+    def mark(self, holding: Holding, task: Task) -> None:
+        """Commit a crash mark for a message that may kill its process; past the limit, keep it from running.
+
+        Raises:
+            PartitionsLost, StampMoved, StoreUnavailable, CommitUnknown: nothing was marked, or it isn't known.
+        """
+        if task.arrival.problem is not None or task.arrival.biz_key is None:
+            return
+        crashes = failures = 0
+        with self.session.transaction():
+            self.hold(holding)
+            record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
+            standing = self.session.parking.keys(self.scope, [task.sharding_key]).get(task.sharding_key, FREE)
+            unfinished = record is None or record.status is Status.PROCESSING
+            if task.row is not None or (unfinished and not standing.blocked):
+                crashes = self.session.records.mark_crash(self.scope, new_record(self.topic, task), self.session.now())
+            if task.row is not None:  # each failure since then buys a head one more run
+                failures = standing.attempts
+        holding.committed(1, None)
+        if crashes > self.topic.policy.max_crashes + failures:
+            task.refuse(Reason.FAILED, f"it ended its process {crashes - 1} times")
+
+    def mark_if_deadly(self, holding: Holding, task: Task) -> None:
+        """Mark a parked message before it runs if it may be one that kills its process."""
+        if task.arrival.biz_key is None:
+            return
+        record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
+        if holding.careful or (record is not None and record.crash_attempts):
+            self.mark(holding, task)
+
+    # -- messages that end their transaction
+
+    def suspect(self, parts: Sequence[Part]) -> None:
+        """A handler of these ended the transaction: the one task, or one of several, to be found one by one."""
+        tasks = [task for part in parts for task in part.tasks]
+        if len(tasks) == 1:
+            self._suspects.add(tasks[0].arrival.biz_key or "")
+        self.one_by_one = max(self.one_by_one, len(tasks))
+
+    def committed_claims(self, part: Part) -> list[str]:
+        """Records at status 1 that aren't crash marks: claims that only the end of their transaction could commit."""
+        wanted = [task.biz_key for task in part.tasks if task.arrival.biz_key is not None]
+        found = self.session.records.look_up(self.scope, wanted)
+        return sorted(k for k, one in found.items() if one.status is Status.PROCESSING and not one.crash_attempts)
+
+    def refuse(self, task: Task) -> None:
+        """Keep a message from running, this once, whose handler ended a transaction or always meets contention."""
+        if task.arrival.biz_key in self._suspects:
+            self._suspects.discard(task.biz_key)
+            task.refuse(Reason.FAILED, "its handler ended the transaction of its batch; use tx.savepoint() instead")
+        biz_key, tries, since = self._contended.get(task.partition, ("", 0, 0.0))
+        if biz_key == task.arrival.biz_key and tries >= CONTENTION_TRIES and time.monotonic() - since >= CONTENTION_S:
+            del self._contended[task.partition]
+            task.refuse(Reason.CONTENTION, f"met contention {tries} times over {CONTENTION_S:.0f} s, each time alone")
+
+    # -- messages that meet contention
+
+    def contended(self, parts: Sequence[Part]) -> None:
+        """A transaction met a deadlock or a lock time-out: smaller batches, and a message that was alone is counted."""
+        self.size.contended()
+        tasks = [task for part in parts for task in part.tasks]
+        if len(tasks) != 1 or tasks[0].arrival.biz_key is None:
+            return
+        task = tasks[0]
+        biz_key, tries, since = self._contended.get(task.partition, ("", 0, 0.0))
+        if biz_key != task.biz_key:
+            tries, since = 0, time.monotonic()
+        self._contended[task.partition] = task.biz_key, tries + 1, since

@@ -1,0 +1,120 @@
+"""Worker processes that are killed without warning, and replaced, while they work."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seriatim.core.filelock import holder
+
+LOOK_S = 0.005  #: how often the progress is looked at
+JITTER_S = 0.05  #: a hit falls up to so much after its point, so that it isn't always just after a commit
+STALL_S = 90.0  #: without progress for so long, something is broken
+DEATH_S = 30.0  #: what a stopped or killed process may take to be that
+
+
+class ProofError(Exception):
+    """The proof can't go on: says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toll:
+    """What the killing came to. `inside` counts hits within an open transaction, None where that can't be told."""
+
+    kills: int
+    inside: int | None
+    seconds: float
+
+
+@dataclass(slots=True)
+class Gang:
+    """Some worker processes. `lock` is the file whose lock is held inside every write transaction (SQLite)."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    lock: Path | None
+    _alive: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _started: int = 0
+
+    def work(self, processes: int, points: Sequence[int], progress: Callable[[], int], rng: random.Random) -> Toll:
+        """Start processes; at each point of `progress` kill one and start another; wait until all are done.
+
+        Raises:
+            ProofError: a process failed by itself, or nothing went on.
+        """
+        try:
+            for _ in range(processes):
+                self._start()
+            return self._watch(list(points), progress, rng)
+        finally:
+            for process in self._alive:
+                process.kill()
+                process.wait()
+
+    def _watch(self, points: list[int], progress: Callable[[], int], rng: random.Random) -> Toll:
+        started = moved = time.monotonic()
+        inside = [False][:0]
+        done = 0
+        while self._alive:
+            now = progress()
+            if now > done:
+                done, moved = now, time.monotonic()
+            elif time.monotonic() - moved > STALL_S:
+                raise ProofError(f"no progress for {STALL_S:.0f} s at {done:,} events; see {self.folder}")
+            self._bury()
+            if points and done >= points[0] and self._alive:
+                points.pop(0)
+                time.sleep(rng.uniform(0, JITTER_S))
+                inside.append(self._hit(rng.choice(self._alive)))
+                self._start()
+            time.sleep(LOOK_S)
+        return Toll(len(inside), sum(inside) if self.lock is not None else None, moved - started)
+
+    def _start(self) -> None:
+        self._started += 1
+        with self._log(self._started).open("wb") as log:
+            self._alive.append(
+                subprocess.Popen(self.command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
+            )
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"worker-{number}.log"
+
+    def _bury(self) -> None:
+        """Take those off the list that are done; one that failed ends the proof."""
+        for process in list(self._alive):
+            code = process.poll()
+            if code is not None:
+                self._alive.remove(process)
+            if code:
+                logs = sorted(self.folder.glob("worker-*.log"), key=lambda path: path.stat().st_mtime)
+                raise ProofError(f"a worker ended by itself with status {code}:\n{_tail(logs[-1])}")
+
+    def _hit(self, process: subprocess.Popen[bytes]) -> bool:
+        """Kill one without warning; whether that was inside an open transaction."""
+        process.send_signal(signal.SIGSTOP)
+        _await_stop(process.pid)
+        inside = self.lock is not None and holder(self.lock) == process.pid
+        process.kill()
+        process.wait(DEATH_S)
+        self._alive.remove(process)
+        return inside
+
+
+def _await_stop(pid: int) -> None:
+    """Wait until a process is stopped (or has ended meanwhile)."""
+    deadline = time.monotonic() + DEATH_S
+    options = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, pid, options) is None:
+        if time.monotonic() > deadline:
+            raise ProofError(f"process {pid} didn't stop within {DEATH_S:.0f} s")
+        time.sleep(0.001)
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
