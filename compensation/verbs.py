@@ -157,10 +157,11 @@ def _retry(case: _Case) -> tuple[Writes, Done]:
     heads = case.head is None or row.id <= case.head
     if heads:
         key = replace(key, attempts=0, due_at=case.now)
+    record = case.session.records.look_up(case.scope, [row.biz_key or ""]).get(row.biz_key or "")
+    if row.biz_key is not None and record is not None and record.status is not Status.SUCCESS:
+        writes.finishes[row.biz_key] = Finish(row.biz_key, Status.FAILED, Outcome.PARKED)  # clears its crash marks, too
     if reopened:
         writes.moves.append(replace(row, place=Place.QUEUE, reason=Reason.FAILED, attempts=0, next_attempt_at=None))
-        if row.biz_key is not None:
-            writes.finishes[row.biz_key] = Finish(row.biz_key, Status.FAILED, Outcome.PARKED)
     elif not heads:
         return Writes(), Done(changed=False, text=f"#{row.id} waits behind #{case.head}, which must go first")
     writes.keys[row.sharding_key] = (row.partition, key)

@@ -103,6 +103,7 @@ class App:
         broker = self.open_broker()
         try:
             for topic in self.topics.values():
+                _check_partitions(broker, topic)
                 broker.declare(topic.name, topic.partitions)
             producer = OrderedProducer(broker, self.topics)
             try:
@@ -127,6 +128,7 @@ class App:
             broker = self.open_broker()
             try:
                 for topic in self.topics.values():
+                    _check_partitions(broker, topic)
                     store.declare(Scope(self.group, topic.name), topic.partitions)
                     broker.declare(topic.name, topic.partitions, self.group)
                 yield Worker(self.group, list(self.topics.values()), store, broker, observer, self._options())
@@ -153,6 +155,17 @@ class App:
                 raise ConfigurationError(
                     f"topic {topic.name!r} has no handler: register one with @topic.on(…), or nothing can be consumed"
                 )
+
+
+def _check_partitions(broker: Broker, topic: Topic) -> None:
+    """Refuse a topic that the broker holds with other partitions: some would never be read, and keys would move."""
+    there = broker.partitions(topic.name)
+    if there and set(there) != set(topic.partitions):
+        raise ConfigurationError(
+            f"topic {topic.name!r} is declared with {len(topic.partitions)} partitions, but the broker holds "
+            f"{len(there)} of it: keys would move between partitions and overtake themselves; declare {len(there)}, or "
+            "grow the topic in the guided way"
+        )
 
 
 def _policy(

@@ -43,7 +43,7 @@ class JsonCodec:
     def decode(self, data: bytes) -> Any:
         """The JSON value in `data`."""
         try:
-            value = json.loads(data)
+            value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise InvalidMessage(f"the body isn't JSON: {str(error) or type(error).__name__}") from error
         self._check(value, data)
@@ -58,6 +58,17 @@ class JsonCodec:
         brackets = data.count(b"{") + data.count(b"[")
         if brackets > self._max_depth and _deeper(value, self._max_depth):
             raise InvalidMessage(f"the body nests deeper than {self._max_depth} levels")
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} isn't a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text[:40]} is beyond any number that JSON readers agree on")
+    return value
 
 
 def _deeper(value: Any, limit: int) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Any
 
-_JSON_STARTS = frozenset(b"{[")
+_JSON_STARTS = frozenset({b"{", b"["})
 
 
 class _NotCanonical(ValueError):
@@ -24,7 +24,7 @@ def digest(body: bytes) -> bytes:
 
 
 def _canonical(body: bytes) -> bytes:
-    if not body or body[0] not in _JSON_STARTS:
+    if body.lstrip()[:1] not in _JSON_STARTS:
         return body
     try:
         value = json.loads(body, object_pairs_hook=_pairs, parse_constant=_refuse, parse_float=_float)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from seriatim.core.decision import Place, Reason
 from seriatim.core.holding import Holding
 from seriatim.core.passing import Part
-from seriatim.core.store.port import MICROSECOND, Writes
+from seriatim.core.store.port import MICROSECOND, ParkedMessage, Writes
 from seriatim.core.task import of_row
 from seriatim.core.transactor import Transactor
 
@@ -68,16 +69,29 @@ class DueWork:
             self._mend(holding, key)
             return
         chosen = [row for row in rows[:most] if row.reason is Reason.EARLY or (row.next_attempt_at or 0) <= now]
-        rest = [row.next_attempt_at for row in rows[:most] if row not in chosen and row.next_attempt_at is not None]
+        chosen = self._together(holding, chosen)
+        rest = [row.next_attempt_at or now for row in rows[:most] if row not in chosen]
         if len(rows) > most:
             rest.append(now + MICROSECOND)
         if not chosen:
             self._mend(holding, key, aside_due_at=min(rest, default=None))
             return
         tasks = tuple(of_row(transactor.topic, row) for row in chosen)
+        if len(tasks) == 1:
+            transactor.mark_if_deadly(holding, tasks[0])
         transactor.refuse(tasks[0])
         part = Part(holding, tasks, aside=True, aside_rest=min(rest, default=None))
         transactor.execute([part], savepoints=True)
+
+    def _together(self, holding: Holding, chosen: list[ParkedMessage]) -> list[ParkedMessage]:
+        """Those of `chosen` that may share a transaction: one that may kill its process has one of its own."""
+        if holding.careful:
+            return chosen[:1]
+        biz_keys = [row.biz_key for row in chosen if row.biz_key is not None]
+        records = self.transactor.session.records.look_up(self.transactor.scope, biz_keys)
+        deadly = {biz_key for biz_key, record in records.items() if record.crash_attempts}
+        safe = list(takewhile(lambda row: row.biz_key not in deadly, chosen))
+        return safe or chosen[:1]
 
     def _mend(self, holding: Holding, key: str, aside_due_at: int | None = None) -> None:
         """A key says that it has something due and has nothing: count its rows and let the key say so."""

@@ -89,10 +89,10 @@ def _message(delivery: Delivery, default_biz_key: Callable[[str, str], str | Non
         body=delivery.body,
         headers=_foreign(raw),
         produced_at=_number(raw, PRODUCED_AT, float) or delivery.appended_at or delivery.received_at,
-        state=raw.get(STATE),
+        state=_optional(raw, STATE),
         seq=_number(raw, SEQ, int),
-        reply_to=raw.get(REPLY_TO),
-        correlation_id=raw.get(CORRELATION_ID),
+        reply_to=_optional(raw, REPLY_TO),
+        correlation_id=_optional(raw, CORRELATION_ID),
     )
 
 
@@ -101,12 +101,16 @@ def _number(raw: Mapping[str, str], name: str, kind: Callable[[str], N]) -> N | 
     if text is None:
         return None
     try:
-        value = kind(text)
-    except ValueError:
-        raise InvalidMessage(f"header {name} is {text[:40]!r}: not a number") from None
-    if not -(2**63) <= value < 2**63:  # also refuses nan and the infinities
-        raise InvalidMessage(f"header {name} is {text[:40]!r}: out of range")
-    return value
+        return kind(text)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidMessage(f"header {name} is {str(text)[:40]!r}: not a number") from None
+
+
+def _optional(raw: Mapping[str, str], name: str) -> str | None:
+    text = raw.get(name)
+    if text is not None and not isinstance(text, str):
+        raise InvalidMessage(f"header {name} is a {type(text).__name__}: not text")
+    return text
 
 
 def _foreign(raw: Mapping[str, str]) -> dict[str, str]:

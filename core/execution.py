@@ -8,6 +8,7 @@ The innocent run twice then, in an undone pass and in one that counts; the faili
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError
 from seriatim.core.guard import Guard, MoveRefused
 from seriatim.core.message import Position
 from seriatim.core.passing import MAX_INLINE, Again, Executed, Limits, Part, Pass
-from seriatim.core.store.port import Fenced, FenceStep, NewRecord, Scope, Session
+from seriatim.core.store.port import MICROSECOND, Fenced, FenceStep, NewRecord, Scope, Session
 from seriatim.core.task import Task
 from seriatim.core.topic import Topic
 from seriatim.core.transaction import HandlerTransaction
@@ -75,6 +76,7 @@ class Execution:
             CommitUnknown: it may or may not have happened.
         """
         done = Executed()
+        began = time.monotonic()
         with self.session.transaction():
             self._fence()
             now = self.session.now()
@@ -86,6 +88,8 @@ class Execution:
                 self.session.release(_CLAIMED)
             self._cut(view, done)
             self.session.write(self.scope, view.writes, self.session.now())
+            if time.monotonic() - began > self.limits.ttl / MICROSECOND / 3:
+                self._prolong()
             outlooks = {
                 part.holding.partition: self.session.parking.outlook(self.scope, part.holding.partition)
                 for part in self.parts
@@ -132,6 +136,12 @@ class Execution:
         if broken:
             raise StampMoved(list(broken))
         self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
+
+    def _prolong(self) -> None:
+        """The transaction took long: its leases begin anew, so that nobody takes a slow owner for a dead one."""
+        member = self.parts[0].holding.member
+        partitions = [part.holding.partition for part in self.parts]
+        self.session.leases.prolong(self.scope, member, partitions, self.limits.ttl)
 
     def _tasks(self) -> Iterator[Task]:
         for part in self.parts:
@@ -196,6 +206,7 @@ class Execution:
             effects=self._effects,
             safe=safe,
             stop_at_failure=self.stop_at_failure,
+            inline=0 if any(part.holding.careful for part in self.parts) else MAX_INLINE,
         )
         try:
             guard.prefetch(task for task in self._tasks() if view.judge(task) is Action.RUN)

@@ -32,7 +32,7 @@ from seriatim.core.errors import Contention, DuplicateKey, InvalidMessage, Store
 from seriatim.core.state_machine import Current, Move, StateMachine, Transition
 from seriatim.core.task import Task
 
-_ABSENT = Current(None)
+_ABSENT = Current(None, present=False)
 _READS = 3  #: how often a row that changed under our hands is read again
 
 
@@ -148,7 +148,7 @@ class Guard:
         values = {machine.column: transition.target, **_assigned(transition, event)}
         if machine.version is not None:
             values[machine.version] = seq
-        if current.state is None:
+        if not current.present:
             if transition.insert is not None:
                 row = {machine.key: key, **values, **transition.insert(event)}
                 try:

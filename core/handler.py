@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from seriatim.core.transaction import GuardedCursor, HandlerTransaction
 
 
+LONGEST_WAIT_S = 10 * 365 * 86_400  #: the longest that a message can ask to wait: ten years
+
+
 class Signal(SeriatimError):
     """What a handler raises to say what should become of its message."""
 
@@ -25,7 +28,9 @@ class Retry(Signal):
 
     def __init__(self, reason: str = "asked to be tried again", *, after: float) -> None:
         super().__init__(reason)
-        self.after_s = max(0.0, float(after))
+        if not 0 <= after <= LONGEST_WAIT_S:
+            raise ValueError(f"Retry(after={after!r}): it is 0 to {LONGEST_WAIT_S} seconds")
+        self.after_s = float(after)
 
 
 class Reject(Signal):
@@ -38,6 +43,8 @@ class Early(Signal):
     def __init__(self, reason: str = "its predecessor hasn't come", *, waiting_for: str | tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.wants = (waiting_for,) if isinstance(waiting_for, str) else tuple(waiting_for)
+        if not all(isinstance(name, str) for name in self.wants):
+            raise TypeError(f"Early(waiting_for={waiting_for!r}): it names states or biz_keys, as text")
 
 
 @dataclass(slots=True)

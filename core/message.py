@@ -15,6 +15,7 @@ from seriatim.core.errors import InvalidMessage
 MAX_TOPIC = 128  #: characters of a topic's name
 MAX_KEY = 255  #: characters of a sharding key and of a biz_key
 MAX_TYPE = 128  #: characters of a message type
+MAX_TIME = 253_402_300_800  #: seconds since the epoch, where the year 10000 begins: a time must lie before it
 RESERVED_PREFIX = "seriatim-"  #: headers of the suite's own
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -49,6 +50,14 @@ class Message:
         check_text("sharding key", self.sharding_key, MAX_KEY)
         check_text("biz_key", self.biz_key, MAX_KEY)
         check_text("message type", self.type, MAX_TYPE)
+        if not 0 <= self.produced_at < MAX_TIME:
+            raise InvalidMessage(
+                f"produced_at of biz_key {self.biz_key!r} is {self.produced_at!r}: it is in seconds since the epoch"
+            )
+        if self.seq is not None and (isinstance(self.seq, bool) or not isinstance(self.seq, int)):
+            raise InvalidMessage(f"seq of biz_key {self.biz_key!r} is {self.seq!r}: it is a whole number")
+        if self.seq is not None and not -(2**63) <= self.seq < 2**63:
+            raise InvalidMessage(f"seq of biz_key {self.biz_key!r} is {self.seq}: it has more than 64 bits")
         for name in self.headers:
             if name.lower().startswith(RESERVED_PREFIX):
                 raise InvalidMessage(

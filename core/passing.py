@@ -188,6 +188,8 @@ class Pass:
         reached = frozenset(name for name in (success.reached, task.biz_key) if name is not None)
         key = task.sharding_key
         tried: set[str] = set()
+        if self.inline <= 0 and self.view.standing(key).aside:
+            self.view.defer_aside(task)
         while self.inline > 0 and self.view.standing(key).aside and not self.view.standing(key).blocked:
             follower = self.view.recall(key, reached, tried) or self._waiting_row(key, reached)
             if follower is None:

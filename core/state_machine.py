@@ -29,10 +29,11 @@ class Move(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What the business row says now; `state` is None where there is no row."""
+    """What the business row says now; a row that isn't `present` has no state, one that is may have NULL."""
 
     state: str | None
     version: int | None = None
+    present: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,9 +116,9 @@ class StateMachine:
 
     def judge(self, current: Current, target: str, seq: int | None = None) -> Move:
         """What becomes of a message that wants `target` while the row says `current`."""
-        if current.state is None:
+        if not current.present:
             return Move.EARLY if self.after[target] else Move.APPLY
-        if current.state not in self.after:
+        if current.state is None or current.state not in self.after:
             return Move.UNKNOWN
         if self.version is not None:
             return self._judge_version(current, target, seq)

@@ -33,6 +33,7 @@ class Task:
     handler: Handler | None = None
     error: str = ""
     row: ParkedMessage | None = None
+    deadly: bool = False  #: it is refused because it ended its process too often
 
     @property
     def biz_key(self) -> str:

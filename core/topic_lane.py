@@ -24,6 +24,7 @@ from seriatim.core.topic import Topic
 from seriatim.core.transactor import Transactor
 
 STAMPS_S = 0.1  #: how often the change stamps are read
+LATE = MICROSECOND  #: how long before an empty poll everything is sure to have been seen
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class TopicLane:
     holdings: dict[str, Holding] = field(default_factory=dict)
     last_activity: float = field(default_factory=time.monotonic)
     _in_hand: dict[str, Batch] = field(default_factory=dict)
+    _at_end: set[str] = field(default_factory=set)
     _stamps_read: float = float("-inf")
 
     @property
@@ -93,6 +95,7 @@ class TopicLane:
 
     def _stop(self, partition: str) -> None:
         self._in_hand.pop(partition, None)
+        self._at_end.discard(partition)
         self.consumer.stop(partition)
 
     def close(self) -> None:
@@ -171,16 +174,27 @@ class TopicLane:
         got = self.consumer.poll(timeout_s, self.transactor.limit)
         if isinstance(got, Notice):
             self._note(got)
-        elif got is not None and got.partition in self.holdings:
+        elif got is None:
+            self._read_on()
+        elif got.partition in self.holdings:
+            self._at_end.discard(got.partition)
             self._in_hand[got.partition] = got
         return got is not None
+
+    def _read_on(self) -> None:
+        """Nothing has come: partitions whose end was reached are read through to a moment ago."""
+        if self._at_end:
+            then = self.clock.now() - LATE
+            for partition in self._at_end & self.holdings.keys():
+                self.holdings[partition].read_up_to(then)
 
     def _note(self, notice: Notice) -> None:
         holding = self.holdings.get(notice.partition)
         if holding is None:
             return
         if notice.kind is NoticeKind.READ_THROUGH:
-            holding.read_up_to(self.clock.now())
+            holding.read_up_to(self.clock.now() - LATE)
+            self._at_end.add(notice.partition)
             return
         level = logging.WARNING if notice.kind is NoticeKind.LOST else logging.ERROR
         self._tell(level, f"partition {notice.kind.value}", notice.partition, detail=notice.detail)

@@ -96,19 +96,22 @@ class Transactor:
         """
         if task.arrival.problem is not None or task.arrival.biz_key is None:
             return
-        crashes = failures = 0
         with self.session.transaction():
             self.hold(holding)
             record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
             standing = self.session.parking.keys(self.scope, [task.sharding_key]).get(task.sharding_key, FREE)
+            crashes = 0 if record is None else record.crash_attempts
             unfinished = record is None or record.status is Status.PROCESSING
-            if task.row is not None or (unfinished and not standing.blocked):
-                crashes = self.session.records.mark_crash(self.scope, new_record(self.topic, task), self.session.now())
-            if task.row is not None:  # each failure since then buys a head one more run
-                failures = standing.attempts
+            will_run = task.row is not None or (unfinished and not standing.blocked)
+            # each failure since then buys a parked one another run
+            failures = 0 if task.row is None else max(standing.attempts, task.row.attempts)
+            deadly = crashes >= self.topic.policy.max_crashes + failures
+            if will_run and not deadly:
+                self.session.records.mark_crash(self.scope, new_record(self.topic, task), self.session.now())
         holding.committed(1, None)
-        if crashes > self.topic.policy.max_crashes + failures:
-            task.refuse(Reason.FAILED, f"it ended its process {crashes - 1} times")
+        if will_run and deadly:
+            task.refuse(Reason.FAILED, f"it ended its process {crashes} times")
+            task.deadly = True
 
     def mark_if_deadly(self, holding: Holding, task: Task) -> None:
         """Mark a parked message before it runs if it may be one that kills its process."""

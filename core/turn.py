@@ -118,17 +118,33 @@ def _unmoved(task: Task, guarded: Guarded) -> Result:
     return _SETTLED[guarded.move]
 
 
+def _said(error: BaseException) -> str:
+    """What an exception says, as text that can be stored, whatever its own `__str__` does."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - the user's code, and only asked for words
+        text = ""
+    return text.encode("utf-8", "replace").decode() or type(error).__name__
+
+
+def _detail(error: BaseException) -> str:
+    try:
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 - the same
+        return ""
+    return "".join(lines[-12:]).encode("utf-8", "replace").decode()
+
+
 def _result_of(error: BaseException) -> Result:
     if isinstance(error, Early):
-        return TooEarly(error.wants, str(error))
+        return TooEarly(error.wants, _said(error))
     kind = type(error).__name__
     if isinstance(error, Retry):
-        return Failed(Reason.FAILED, str(error), error_type=kind, after_s=error.after_s)
+        return Failed(Reason.FAILED, _said(error), error_type=kind, after_s=error.after_s)
     if isinstance(error, Reject):
-        return Failed(Reason.FAILED, str(error), error_type=kind, final=True)
+        return Failed(Reason.FAILED, _said(error), error_type=kind, final=True)
     if isinstance(error, (StoreUnavailable, Contention)):
         raise error
     if isinstance(error, (BadResponse, ForbiddenStatement, StoreError)):
-        return Failed(Reason.FAILED, str(error), error_type=kind)
-    detail = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-12:])
-    return Failed(Reason.FAILED, str(error) or kind, detail=detail, error_type=kind)
+        return Failed(Reason.FAILED, _said(error), error_type=kind)
+    return Failed(Reason.FAILED, _said(error), detail=_detail(error), error_type=kind)

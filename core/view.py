@@ -250,6 +250,7 @@ class View:
             effect=effect,
             illegal=illegal,
             first=first,
+            keep_crashes=task.deadly,
         )
         known = self.records.get(biz_key)
         self.records[biz_key] = Record(
@@ -264,7 +265,7 @@ class View:
         self, task: Task, disposal: Disposal, failure: Failed, *, wants: tuple[str, ...] = ()
     ) -> ParkedMessage:
         due_at = None if disposal.wait_s is None else self.now + int(disposal.wait_s * MICROSECOND)
-        error = failure.error.encode()[:2000] if disposal.outcome is Outcome.REJECTED else None
+        error = failure.error.encode("utf-8", "replace")[:2000] if disposal.outcome is Outcome.REJECTED else None
         self._finish(task, Status.FAILED, disposal.outcome, response=error, attempts=disposal.attempts)
         row = replace(
             self._row(task, disposal.place, disposal.reason, failure.error, due_at),

@@ -66,6 +66,7 @@ class Worker:
     _giving: set[tuple[Scope, str]] = field(default_factory=set)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
+    _stop_wanted: bool = False
     _failure: BaseException | None = None
     _tries: dict[tuple[Scope, str], int] = field(default_factory=dict)
 
@@ -77,7 +78,7 @@ class Worker:
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return self._stopping.is_set()
+        return self._stop_wanted
 
     # -- the main thread
 
@@ -104,11 +105,12 @@ class Worker:
 
     def stop(self) -> None:
         """Finish what is in hand and end `run`. Thread-safe, and safe in a signal handler."""
-        self._stopping.set()
+        self._stop_wanted = True  # a plain attribute: a signal handler may interrupt whoever holds a lock
 
     def _watch(self, keeper: threading.Thread, until_idle_s: float | None) -> None:
         began = time.monotonic()
-        while not self._stopping.wait(0.05):
+        while not self._stop_wanted:
+            time.sleep(0.05)
             if not keeper.is_alive() or not all(lane.alive for lane in self._lanes):
                 return
             last = max(began, *(lane.last_activity for lane in self._lanes))

@@ -25,6 +25,11 @@ class Exclusive(Protocol):
 class Dialect(Protocol):
     """One kind of database."""
 
+    @property
+    def single_writer(self) -> bool:
+        """Whether one transaction at a time has the whole database to write."""
+        ...
+
     def create_engine(self) -> Engine:
         """An engine whose connections are ready for use."""
         ...

@@ -154,6 +154,16 @@ class SqlLeases:
         rows = {row.partition: row for row in self.owners(scope)}
         return {step.partition: _why_not(step, rows.get(step.partition)) for step in ordered}
 
+    def prolong(self, scope: Scope, member: str, partitions: Sequence[str], ttl: int) -> None:
+        """The leases of a transaction that took long begin anew."""
+        until = self._now + ttl
+        if not self._dialect.single_writer:
+            ours = _of(scope) & owners.c.partition_id.in_(sorted(partitions))
+            self._run(update(owners).where(ours).values(lease_until=until))
+            return
+        self._run(update(owners).where(owners.c.member == member).values(lease_until=until))
+        self._run(update(members).where(members.c.member == member).values(lease_until=until))
+
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:
         """Lock the row and raise its stamp."""
         self._run(update(owners).where(_THE_ROW).values(effect=owners.c.effect + changes), _at(scope, partition))

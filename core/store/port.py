@@ -103,7 +103,8 @@ class Finish:
     attempts: int = 0
     effect: int | None = None
     illegal: bool = False
-    first: Outcome | None = None  # what it was first judged to be, where that differs
+    first: Outcome | None = None  #: what it was first judged to be, where that differs
+    keep_crashes: bool = False  #: it was not run; otherwise a run that came back clears its crash marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,14 @@ class Leases(Protocol):
 
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Inside a transaction, as its first statement: hold these partitions. Empty means every one is held."""
+        ...
+
+    def prolong(self, scope: Scope, member: str, partitions: Sequence[str], ttl: int) -> None:
+        """Inside a fenced transaction that took long: its leases begin anew.
+
+        Where one writer at a time has the whole store, nobody else of this process could renew its own meanwhile: all
+        of the member's leases, and its membership, begin anew.
+        """
         ...
 
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:

@@ -38,6 +38,7 @@ _FINISH = (
         response_body=bindparam("new_response"),
         attempts=bindparam("new_attempts"),
         effect=bindparam("new_effect"),
+        crash_attempts=case((bindparam("keep_crashes"), records.c.crash_attempts), else_=0),
         update_time=bindparam("now"),
         settled_at=case((bindparam("settled"), bindparam("now")), else_=None),
     )
@@ -145,6 +146,7 @@ def _finish_params(scope: Scope, finish: Finish, now: int) -> dict[str, Any]:
         "new_response": finish.response,
         "new_attempts": finish.attempts,
         "new_effect": finish.effect,
+        "keep_crashes": finish.keep_crashes,
         "settled": finish.status is Status.SUCCESS or finish.outcome is Outcome.REJECTED,
         "now": now,
     }

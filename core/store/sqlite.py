@@ -78,6 +78,11 @@ class SqliteDialect:
         self._clock = clock or _host_clock
 
     @property
+    def single_writer(self) -> bool:
+        """One at a time."""
+        return True
+
+    @property
     def lock_path(self) -> Path:
         """The file whose lock is the turn to write."""
         return self._path.with_name(self._path.name + ".lock")

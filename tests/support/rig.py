@@ -180,6 +180,11 @@ class Rig:
         rows = self.rows("SELECT biz_key, place, reason, error, body FROM parked_message ORDER BY id")
         return [row for row in rows if reason in (None, row[2])]
 
+    def owners(self) -> int:
+        """How many members own a partition now."""
+        [(owners,)] = self.rows("SELECT count(DISTINCT member) FROM partition_owner WHERE member IS NOT NULL")
+        return int(owners)
+
     def status_of(self, order_no: str) -> str | None:
         found = self.rows("SELECT status FROM orders WHERE order_no = ?", order_no)
         return found[0][0] if found else None
