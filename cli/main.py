@@ -6,6 +6,7 @@ import typer
 
 from seriatim.cli.audit import audit
 from seriatim.cli.replay import replay
+from seriatim.cli.resume import resume
 from seriatim.cli.route import route
 from seriatim.cli.run import run
 from seriatim.cli.state_graph import state_graph
@@ -24,6 +25,7 @@ app.command()(route)
 app.command()(init)
 app.command()(schema)
 app.command()(status)
+app.command()(resume)
 app.command()(replay)
 app.command()(audit)
 app.command("state-graph")(state_graph)

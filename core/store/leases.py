@@ -145,6 +145,10 @@ class SqlLeases:
         with self._transaction():
             self._run(update(owners).where(ours).values(paused=why))
 
+    def unpause(self, scope: Scope, partition: str) -> None:
+        """A paused partition may be consumed again."""
+        self._run(update(owners).where(_THE_ROW).values(paused=None), _at(scope, partition))
+
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Hold these partitions, in the order of the bytes of their ids."""
         ordered = sorted(steps, key=lambda step: step.partition.encode())

@@ -203,6 +203,14 @@ class Leases(Protocol):
         """Say why nothing of a partition is consumed; None says that it is again."""
         ...
 
+    def unpause(self, scope: Scope, partition: str) -> None:
+        """Inside a transaction that holds the row: a paused partition may be consumed again."""
+        ...
+
+    def set_position(self, scope: Scope, partition: str, position: Position | None) -> None:
+        """Inside a transaction that holds the row: set the position."""
+        ...
+
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Inside a transaction, as its first statement: hold these partitions. Empty means every one is held."""
         ...
