@@ -60,6 +60,10 @@ class Contention(StoreError):
     """Two transactions wanted the same rows (deadlock, lock time-out). Rolled back; worth trying again."""
 
 
+#: Trouble of the store that passes: rolled back, nobody's fault, worth trying again after a pause.
+PASSING = (StoreUnavailable, Contention)
+
+
 class DuplicateKey(StoreError):
     """A row of this key is there already."""
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from seriatim.core.backoff import Backoff
-from seriatim.core.errors import BrokerError, FenceLost, StoreUnavailable
+from seriatim.core.errors import PASSING, BrokerError, FenceLost
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.store.port import Scope, Session
@@ -102,7 +102,7 @@ class Lane:
                 self._obey()
                 self._round()
                 troubles = 0
-            except (StoreUnavailable, BrokerError, FenceLost) as error:
+            except (*PASSING, BrokerError, FenceLost) as error:
                 troubles += 1
                 wait_s = _TROUBLE.delay(troubles)
                 self._observer.event(
@@ -115,7 +115,7 @@ class Lane:
             command = self._inbox.popleft()
             try:
                 command()
-            except (StoreUnavailable, BrokerError):
+            except (*PASSING, BrokerError):
                 self._inbox.appendleft(command)  # what comes after it must not overtake it
                 raise
 
@@ -134,6 +134,6 @@ class Lane:
                     topic.close()
                 else:
                     topic.consumer.close()  # nothing is released: the next owner shall be careful
-            except (StoreUnavailable, BrokerError) as error:
+            except (*PASSING, BrokerError) as error:
                 self._observer.event(logging.WARNING, "lane closed badly", lane=self.name, error=str(error))
         session.close()

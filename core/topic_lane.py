@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from seriatim.core.broker import Batch, Consumer, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
 from seriatim.core.due import DueWork
-from seriatim.core.errors import CommitUnknown, Contention, StoreUnavailable
+from seriatim.core.errors import PASSING, CommitUnknown, Contention
 from seriatim.core.execution import PartitionsLost, StampMoved, TransactionBroken
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
@@ -81,7 +81,7 @@ class TopicLane:
         try:
             if not holding.lost:
                 self.session.leases.release(self.scope, partition, holding.owner, holding.epoch)
-        except StoreUnavailable as error:  # the lease runs out by itself
+        except PASSING as error:  # the lease runs out by itself
             self._tell(logging.WARNING, "lease not released", partition, error=str(error))
         finally:
             self.gone(self.scope, partition)

@@ -28,12 +28,26 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _GUARD = "seriatim_guard"
-_FIRST_WORD = re.compile("(?:[\\s(;\ufeff]|--[^\\n]*(?:\\n|$)|/\\*(?!!).*?\\*/)*(/\\*!|\\w+)", re.DOTALL)
+_FIRST_WORD = re.compile("(?:[\\s(;\ufeff]|--[^\\n]*(?:\\n|$)|/\\*(?!M?!).*?\\*/)*(/\\*|\\w+)", re.DOTALL)
 _OF_SESSION = re.compile(r"(?:SAVEPOINT|RELEASE SAVEPOINT|ROLLBACK TO SAVEPOINT) sa_savepoint_\d+\Z")
 _ENDING = ("commit", "rollback", "begin", "start", "end", "savepoint", "release", "xa", "set", "reset")
 _DEFINING = ("create", "alter", "drop", "truncate", "rename", "grant", "revoke", "analyze", "optimize", "reindex")
-_RUNNING = ("pragma", "attach", "detach", "vacuum", "lock", "unlock", "flush", "install", "load", "/*!")
-_REFUSED = frozenset((*_ENDING, *_DEFINING, *_RUNNING))
+_RUNNING = ("pragma", "attach", "detach", "vacuum", "lock", "unlock", "flush", "install", "uninstall", "load", "cache")
+_ESCAPING = (
+    "call",
+    "prepare",
+    "execute",
+    "use",
+    "kill",
+    "shutdown",
+    "handler",
+    "import",
+    "check",
+    "repair",
+    "change",
+    "stop",
+)
+_REFUSED = frozenset((*_ENDING, *_DEFINING, *_RUNNING, *_ESCAPING, "/*"))
 
 
 class HandlerTransaction:

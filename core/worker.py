@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from seriatim.core.assignment import plan
 from seriatim.core.broker import Broker
 from seriatim.core.clock import StoreClock
-from seriatim.core.errors import StoreError, StoreUnavailable
+from seriatim.core.errors import PASSING, StoreError
 from seriatim.core.holding import Holding
 from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
@@ -175,7 +175,7 @@ class Worker:
         try:
             settled = [self._keep_topic(session, Scope(self.group, topic.name)) for topic in self.topics]
             return all(settled)
-        except StoreUnavailable as error:
+        except PASSING as error:
             self.observer.event(logging.WARNING, "keeper paused", error=str(error))
             return False
 
@@ -183,7 +183,7 @@ class Worker:
         try:
             for topic in self.topics:
                 self._renew(session, Scope(self.group, topic.name))
-        except StoreUnavailable as error:
+        except PASSING as error:
             self.observer.event(logging.WARNING, "keeper paused", error=str(error))
 
     def _keep_topic(self, session: Session, scope: Scope) -> bool:
