@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -24,10 +22,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from benchmarks.machine import describe_machine
 from benchmarks.orders_by_hand import ByHand
 from examples.orders import tables
 from examples.orders.app import app, orders
@@ -328,34 +328,14 @@ def speed_by_hand(messages: int, skus: int) -> Speed:
 # -- what it prints
 
 
-def describe_machine() -> str:
-    """What the figures were measured on."""
-    return (
-        f"{os.cpu_count()} cores ({platform.machine()}), {platform.system()} {platform.release()}, "
-        f"Python {platform.python_version()}, "
-        f"SQLite {sqlite3.sqlite_version}; a 4 KiB write and fsync here takes {fsync_ms():.2f} ms (median of 200)"
-    )
-
-
-def fsync_ms() -> float:
-    """What durability costs here."""
-    times = []
-    with tempfile.NamedTemporaryFile(prefix="seriatim-bench-") as file:
-        for _ in range(200):
-            began = time.perf_counter()
-            os.pwrite(file.fileno(), b"x" * 4096, 0)
-            os.fsync(file.fileno())
-            times.append((time.perf_counter() - began) * 1000)
-    return statistics.median(times)
-
-
 def main(
     *,
-    messages: Annotated[int, typer.Option(min=100, help="Messages of each run over a backlog.")] = 10_000,
+    messages: Annotated[int, typer.Option(min=100, help="Messages of each run over a backlog.")] = 6_000,
     skus: Annotated[int, typer.Option(min=1, help="Stock rows of the wide runs.")] = 1_000,
     hot: Annotated[int, typer.Option(min=1, help="Stock rows of the hot runs.")] = 5,
     rates: Annotated[str, typer.Option(help="Offered rates for the delays, comma-separated.")] = "500,1000",
     seconds: Annotated[float, typer.Option(min=1, help="How long each rate is offered.")] = 8.0,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs over each backlog; the median one counts.")] = 3,
     observe_into: Annotated[Path | None, typer.Option("--observe", hidden=True)] = None,
 ) -> None:
     """Measure `seriatim run` on the orders example; prints Markdown."""
@@ -364,14 +344,22 @@ def main(
         return
     for name in [name for name in os.environ if name.startswith("SERIATIM_")]:
         del os.environ[name]
-    print(f"{describe_machine()}. {len(orders.partitions)} partitions, batches of up to 100, WAL, synchronous=FULL.\n")
-    print("| over a backlog | stock rows | messages/s | of by hand | µs CPU per message |")
+    print(
+        f"{describe_machine()}. {len(orders.partitions)} partitions, batches of up to 100, WAL, "
+        f"synchronous=FULL. Load while it began: {os.getloadavg()[0]:.1f}.\n"
+    )
+    print("| over a backlog | stock rows | messages/s, median (range) | of by hand | µs CPU per message |")
     print("|---|---:|---:|---:|---:|")
     for rows in (skus, hot):
-        hand = speed_by_hand(messages, rows)
-        _row("by hand: one process", rows, hand, hand)
-        _row("`seriatim run`: 1 process, 1 lane", rows, speed_of_run(messages, rows, 1), hand)
-        _row("`seriatim run --workers 4`", rows, speed_of_run(messages, rows, 4), hand)
+        kinds: Sequence[tuple[str, Callable[[], Speed]]] = (
+            ("by hand: one process", partial(speed_by_hand, messages, rows)),
+            ("`seriatim run`: 1 process, 1 lane", partial(speed_of_run, messages, rows, 1)),
+            ("`seriatim run --workers 4`", partial(speed_of_run, messages, rows, 4)),
+        )
+        rounds = [[measure() for _, measure in kinds] for _ in range(repeat)]  # in turn: a noisy minute hits them all
+        runs = [sorted(column, key=lambda speed: speed.rate) for column in zip(*rounds, strict=True)]
+        for (what, _), speeds in zip(kinds, runs, strict=True):
+            _row(what, rows, speeds, runs[0][repeat // 2])
     counted = count_statements(messages, skus)
     print(
         f"\nStatements per message in one process: {counted.run / messages:.2f} run by SQLite (each counted), "
@@ -385,9 +373,11 @@ def main(
         print(f"| {rate:,}/s, 1 process | {' | '.join(cells)} |", flush=True)
 
 
-def _row(what: str, rows: int, speed: Speed, hand: Speed) -> None:
-    ratio = f"{speed.rate / hand.rate:.0%}"
-    print(f"| {what} | {rows:,} | {speed.rate:,.0f} | {ratio} | {speed.cpu_us:,.0f} |", flush=True)
+def _row(what: str, rows: int, runs: Sequence[Speed], hand: Speed) -> None:
+    median = runs[len(runs) // 2]
+    spread = f"{median.rate:,.0f} ({runs[0].rate:,.0f}–{runs[-1].rate:,.0f})"
+    cells = (what, f"{rows:,}", spread, f"{median.rate / hand.rate:.0%}", f"{median.cpu_us:,.0f}")
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def _percentile(values: Sequence[float], share: int) -> float:

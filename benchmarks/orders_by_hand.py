@@ -84,6 +84,6 @@ class ByHand:
         if not taken:
             raise SystemExit(f"{key}: the loop by hand has no answer to this")
         store.execute(
-            "INSERT INTO order_ledger (biz_key, order_no, event, sku, change) VALUES (?,?,?,?,?)",
+            "INSERT INTO order_ledger (biz_key, order_no, event, sku, moved) VALUES (?,?,?,?,?)",
             (biz_key, key, kind, sku, -qty),
         )

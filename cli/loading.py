@@ -25,7 +25,7 @@ def load_app(target: str) -> App:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
         raise ConfigurationError(f"module {module_name!r} can't be imported: {_where(error)}") from error
     app = getattr(module, name, None)
     if app is None:
@@ -36,7 +36,7 @@ def load_app(target: str) -> App:
     return app
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename]
     place = f" (at {Path(own[-1].filename).name}:{own[-1].lineno})" if len(own) > 1 else ""

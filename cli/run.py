@@ -14,10 +14,13 @@ import typer
 
 from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
-from seriatim.core.log import LogObserver, configure_logging
+from seriatim.core.app import App
+from seriatim.core.log import LOGGER, LogObserver, configure_logging
 from seriatim.core.settings import Settings, load_settings
 from seriatim.core.worker import Worker
 
+_SIBLINGS = "SERIATIM_RUN_WORKERS"  #: how many processes `--workers` started, told to each of them
+LONGEST_END_S = 3700.0  #: as long as the longest `stop_s`, and a little
 AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 
 
@@ -29,7 +32,7 @@ def run(
     lanes: Annotated[int | None, typer.Option(help="Threads in each process.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes.")] = None,
     until_idle: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop once nothing has arrived for so long.")
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Stop once nothing has arrived for so long.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log lines: human or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
@@ -48,11 +51,28 @@ def run(
 
 
 def _run_one(target: str, settings: Settings, until_idle_s: float | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))  # asked to stop before it began: nothing is in hand
     app = load_app(target)
     app.configure(settings)
+    _explain_idle(app, settings)
     with app.worker(LogObserver(settings.log_rate)) as worker:
         _obey_signals(worker)
         worker.run(until_idle_s)
+
+
+def _explain_idle(app: App, settings: Settings) -> None:
+    """Say so where more processes or threads were asked for than there are partitions to share."""
+    for topic in app.topics.values():
+        shares = int(os.environ.get(_SIBLINGS, "1")) * settings.lanes
+        if shares > len(topic.partitions):
+            LOGGER.warning(
+                "%d lanes for the %d partitions of topic %s: %d stand by, since a partition is in one lane at a time",
+                shares,
+                len(topic.partitions),
+                topic.name,
+                shares - len(topic.partitions),
+            )
 
 
 def _obey_signals(worker: Worker) -> None:
@@ -69,34 +89,48 @@ def _obey_signals(worker: Worker) -> None:
 def _run_many(workers: int) -> int:
     """Run this very command in several processes; the first that fails ends the others."""
     command = [sys.executable, "-m", "seriatim.cli.main", *sys.argv[1:]]
-    environment = {**os.environ, "SERIATIM_WORKERS": "1"}
+    environment = {**os.environ, "SERIATIM_WORKERS": "1", _SIBLINGS: str(workers)}
     command = _without_option(command, "--workers")
-    children = [subprocess.Popen(command, env=environment) for _ in range(workers)]  # noqa: S603 - our own command
+    children: list[subprocess.Popen[Any]] = []
+    told: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        told.append(-number)  # a child that hadn't begun yet ends by the signal itself, and had nothing in hand
         for child in children:
             if child.poll() is None:
                 child.send_signal(number)
 
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
-    return _wait(children)
+    while len(children) < workers and not told:
+        children.append(subprocess.Popen(command, env=environment))  # noqa: S603 - our own command
+    return _wait(children, told)
 
 
-def _wait(children: list[subprocess.Popen[Any]]) -> int:
+def _wait(children: list[subprocess.Popen[Any]], told: list[int]) -> int:
     while True:
-        codes = [child.poll() for child in children]
+        codes = [0 if (code := child.poll()) in told else code for child in children]
         failed = [code for code in codes if code not in (None, 0)]
         if failed:
             for child in children:
                 if child.poll() is None:
                     child.terminate()
-            for child in children:
-                child.wait()
-            return failed[0] or 1
+            return _end(children, failed[0] or 1)
         if all(code == 0 for code in codes):
             return 0
         time.sleep(0.05)
+
+
+def _end(children: list[subprocess.Popen[Any]], code: int) -> int:
+    """Wait for those that were told to end; the exit status for `code`, as a shell would say it."""
+    deadline = time.monotonic() + LONGEST_END_S
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    return 128 - code if code < 0 else code
 
 
 def _without_option(command: list[str], option: str) -> list[str]:

@@ -22,15 +22,17 @@ def plan(me: str, alive: Sequence[str], rows: Sequence[OwnerRow], now: int) -> P
 
     Each member's share is the number of partitions divided by the number of members; what is left over goes to those
     that hold the most already, so that a member that joins or leaves moves as few as can be. A partition whose lease is
-    over or released is free; a member claims free ones up to its share, beginning at a place of its own so that members
-    that start together don't all reach for the same.
+    over or released is free (but a lease of `me` that ran out is still its own: nobody else has claimed it). A member
+    claims free ones up to its share, beginning at a place of its own so that members that start together don't all
+    reach for the same.
     """
     members = sorted({*alive, me})
-    held = Counter(row.member for row in rows if row.owner is not None and row.lease_until > now)
+    taken = [row for row in rows if row.owner is not None and (row.lease_until > now or row.member == me)]
+    held = Counter(row.member for row in taken)
     ranked = sorted(members, key=lambda member: (-held[member], member))
     base, left_over = divmod(len(rows), len(members))
     share = base + (1 if ranked.index(me) < left_over else 0)
-    free = [row.partition for row in rows if row.owner is None or row.lease_until <= now]
+    free = [row.partition for row in rows if row not in taken]
     wanted = max(0, share - held[me])
     start = members.index(me) * len(free) // len(members)
     claims = [*free[start:], *free[:start]][:wanted]

@@ -152,7 +152,7 @@ class Guard:
             if transition.insert is not None:
                 row = {machine.key: key, **values, **transition.insert(event)}
                 try:
-                    self.run(_insert(transition, tuple(row)), row)
+                    self._insert(transition, row)
                 except DuplicateKey:  # a handler made the row since it was read
                     if self._is_fresh(machine, key):
                         raise
@@ -164,6 +164,13 @@ class Guard:
             self._gathered.append((transition, params))
             return True
         return bool(self.run(_update(transition), params).rowcount)
+
+    def _insert(self, transition: Transition, row: dict[str, Any]) -> None:
+        if any(isinstance(value, ClauseElement) for value in row.values()):
+            target = table(transition.machine.table, *(column(name) for name in row))
+            self.run(insert(target).values(row))  # SQL expressions are part of the statement
+        else:
+            self.run(_insert(transition, tuple(row)), row)
 
 
 def entity_key(transition: Transition, task: Task) -> str:

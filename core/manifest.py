@@ -16,7 +16,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -62,19 +62,29 @@ def write_manifest(path: Path, header: Header) -> Iterator[Callable[[Sent], None
         ConfigurationError: the folder is missing, or the file can't be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _explained(path):
+        raw = temporary.open("wb")
+    file = _packed(raw, path)
     try:
-        try:
-            with temporary.open("wb") as raw:
-                with _packed(raw, path) as file:
-                    file.write(_line(_header_values(header)))
-                    yield lambda sent: _add(file, sent)
-                raw.flush()
-                os.fsync(raw.fileno())
+
+        def add(sent: Sent) -> None:
+            with _explained(path):
+                file.write(_line(_message_values(sent)))
+
+        with _explained(path):
+            file.write(_line(_header_values(header)))
+        yield add
+        with _explained(path):
+            if file is not raw:
+                file.close()
+            raw.flush()
+            os.fsync(raw.fileno())
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"manifest {path} can't be written: {error.strerror or error}") from error
+    finally:
+        for one in (file, raw):
+            with suppress(OSError):
+                one.close()
+        temporary.unlink(missing_ok=True)
 
 
 def read_manifest(path: Path) -> tuple[Header, Iterator[Sent]]:
@@ -89,16 +99,23 @@ def read_manifest(path: Path) -> tuple[Header, Iterator[Sent]]:
 
 
 @contextmanager
-def _packed(raw: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+def _explained(path: Path) -> Iterator[None]:
+    """An error of the file's names it; those of whoever sends meanwhile are none of its business."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"manifest {path} can't be written: {error.strerror or error}") from error
+
+
+def _packed(raw: IO[bytes], path: Path) -> IO[bytes]:
     if path.suffix != ".gz":
-        yield raw
-        return
-    with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0) as packed:
-        yield cast("IO[bytes]", packed)
+        return raw
+    packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=3, mtime=0)
+    return cast("IO[bytes]", packed)
 
 
-def _add(file: IO[bytes], sent: Sent) -> None:
-    values = [
+def _message_values(sent: Sent) -> list[Any]:
+    return [
         sent.biz_key,
         sent.sharding_key,
         sent.type,
@@ -108,7 +125,6 @@ def _add(file: IO[bytes], sent: Sent) -> None:
         sent.copies,
         int(sent.early),
     ]
-    file.write(_line(values))
 
 
 def _line(value: Any) -> bytes:

@@ -38,7 +38,7 @@ class Message:
     biz_key: str
     type: str
     body: bytes
-    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+    headers: Mapping[str, str] = field(default_factory=dict)
     produced_at: float = 0.0
     state: str | None = None
     seq: int | None = None

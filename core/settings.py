@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from seriatim.core.errors import ConfigurationError
@@ -36,6 +38,11 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_rate: int = Field(default=50, ge=0)
 
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _any_case(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -56,11 +63,13 @@ def load_settings(**flags: Any) -> Settings:
     Raises:
         ConfigurationError: a setting has no such name or value, or the file can't be read; it names which.
     """
+    _check_file()
+    _check_environment()
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError("; ".join(_complaint(one) for one in error.errors())) from None
-    except TOMLDecodeError as error:
+    except (TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{Path(FILE).resolve().name} isn't TOML: {error}") from error
     except OSError as error:
         raise ConfigurationError(f"{FILE} can't be read: {error}") from error
@@ -72,4 +81,22 @@ def _complaint(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = ", ".join(sorted(Settings.model_fields))
         return f"{FILE} has a setting {name!r} that doesn't exist; there are: {known}"
-    return f"{where}: {error['msg'].lower()}"
+    text = str(error["msg"])
+    return f"{where}: {text[:1].lower()}{text[1:]}, not {error['input']!r}"
+
+
+def _check_file() -> None:
+    path = Path(FILE)
+    if path.exists() and not path.is_file():
+        raise ConfigurationError(f"{FILE} is not a file: settings can't be read from it")
+
+
+def _check_environment() -> None:
+    """Refuse a name in the environment that was meant to be a setting's and isn't quite."""
+    known = {f"SERIATIM_{name.upper()}" for name in Settings.model_fields}
+    for name in sorted(os.environ):
+        if not name.upper().startswith("SERIATIM_") or name.upper() in known:
+            continue
+        meant = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.85)
+        if meant:
+            raise ConfigurationError(f"the environment has {name}, which is no setting; did you mean {meant[0]}?")

@@ -23,7 +23,7 @@ from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
 from seriatim.core.passing import Limits
 from seriatim.core.sizing import BatchSize
-from seriatim.core.store.port import MICROSECOND, Scope, Session, Store
+from seriatim.core.store.port import MICROSECOND, OwnerRow, Scope, Session, Store
 from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
@@ -190,6 +190,7 @@ class Worker:
         self._renew(session, scope)
         alive = session.leases.beat(scope, self.member, self.ttl)
         rows = session.leases.owners(scope)
+        self._release_strays(session, scope, rows)
         wanted = plan(self.member, alive, rows, session.now())
         for partition in wanted.claims:
             self._claim(session, scope, partition)
@@ -242,6 +243,20 @@ class Worker:
     def _load(self, lane: Lane, scope: Scope) -> int:
         return sum(1 for (of, _), assigned in self._assigned.items() if assigned.lane is lane and of == scope)
 
+    def _release_strays(self, session: Session, scope: Scope, rows: Sequence[OwnerRow]) -> None:
+        """Let go of leases of ours that no lane has: a claim whose answer was lost."""
+        with self._mutex:
+            mine = {assigned.holding.owner for (of, _), assigned in self._assigned.items() if of == scope}
+        for row in rows:
+            if row.member == self.member and row.owner is not None and row.owner not in mine:
+                session.leases.release(scope, row.partition, row.owner, row.epoch)
+
+    def _release(self, session: Session, scope: Scope, partition: str, holding: Holding) -> None:
+        try:
+            session.leases.release(scope, partition, holding.owner, holding.epoch)
+        except StoreError as error:  # the lease runs out by itself
+            self.observer.event(logging.WARNING, "lease not released", partition=partition, error=str(error))
+
     def _give_surplus(self, scope: Scope, surplus: int) -> None:
         with self._mutex:
             mine = sorted(partition for of, partition in self._assigned if of == scope)
@@ -259,6 +274,9 @@ class Worker:
             self._giving.discard((scope, partition))
 
     def _leave(self, session: Session) -> None:
+        for (scope, partition), assigned in list(self._assigned.items()):  # claimed after its lane had ended
+            if assigned.lane.failure is None:
+                self._release(session, scope, partition, assigned.holding)
         for topic in self.topics:
             try:
                 session.leases.leave(Scope(self.group, topic.name), self.member)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,10 +38,7 @@ def read_rows(path: Path, limit: int | None = None) -> Iterator[Line]:
     kind = _kind(path)
     with _opened(path) as file:
         rows = _csv_rows(path, file) if kind in _CSV else _json_rows(path, file)
-        for count, line in enumerate(rows):
-            if count == limit:
-                return
-            yield line
+        yield from islice(rows, limit)
 
 
 def at_line(path: Path, number: int, problem: object) -> ConfigurationError:

@@ -6,11 +6,12 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from sqlalchemy import BigInteger, BindParameter, ColumnElement, Row, bindparam, case, delete, insert, select, update
 
+from seriatim.core.errors import Contention
 from seriatim.core.message import Position
 from seriatim.core.store.dialect import Dialect
 from seriatim.core.store.port import Claimed, Fenced, FenceStep, OwnerRow, Scope
@@ -69,7 +70,8 @@ class SqlLeases:
                 lease_until=self._now + bindparam("ttl"),
             )
         )
-        self._renew = update(owners).where(_OURS).values(lease_until=self._now + bindparam("ttl"))
+        self._renew = update(owners).where(_THE_ROW).values(lease_until=self._now + bindparam("ttl"))
+        self._idle_row = dialect.lock(select(owners.c.owner, owners.c.epoch).where(_THE_ROW), wait=False)
         self._release = update(owners).where(_OURS).values(owner=None, member=None, lease_until=0)
 
     def beat(self, scope: Scope, member: str, ttl: int) -> list[str]:
@@ -89,7 +91,9 @@ class SqlLeases:
                     )
                 )
             everyone = (members.c.consumer_group == scope.group) & (members.c.topic == scope.topic)
-            self._run(delete(members).where(everyone & (members.c.lease_until < self._now - 10 * ttl)))
+            long_dead = members.c.lease_until < self._now - 10 * ttl
+            for dead in sorted(self._run(select(members.c.member).where(everyone & long_dead)).scalars()):
+                self._run(delete(members).where(_member(scope, dead) & long_dead))  # by key: others hold their own rows
             alive = self._run(select(members.c.member).where(everyone & (members.c.lease_until >= self._now)))
             return sorted(alive.scalars())
 
@@ -107,7 +111,7 @@ class SqlLeases:
         """Take a lease that is free or over: lock the row first, then set the lease in a second statement."""
         at = _of(scope) & (owners.c.partition_id == partition)
         query = self._dialect.lock(select(*_COLUMNS, self._now.label("now")).where(at), wait=wait)
-        with self._transaction():
+        with suppress(Contention), self._transaction():  # waited in vain: it is in a transaction still
             row = self._run(query).first()
             if row is None or (row.owner is not None and row.lease_until > row.now):
                 return None
@@ -118,19 +122,21 @@ class SqlLeases:
                 .values(member=member, owner=token, epoch=owners.c.epoch + 1, lease_until=self._now + ttl)
             )
             claimed = self._run(select(*_COLUMNS).where(at)).one()
-        return Claimed(_owner_row(claimed), released=row.owner is None)
+            return Claimed(_owner_row(claimed), released=row.owner is None)
+        return None
 
     def renew(self, scope: Scope, claims: Sequence[tuple[str, str, int]], ttl: int) -> set[str]:
-        """Renew leases; the partitions that are lost."""
+        """Renew leases; the partitions that are lost. A row in a transaction is left to it."""
         lost: set[str] = set()
         with self._transaction():
             for partition, owner, epoch in claims:
-                where = _at(scope, partition) | {"by_owner": owner, "by_epoch": epoch}
-                if self._run(self._renew, where | {"ttl": ttl}).rowcount:
-                    continue
-                row = self._run(select(*_COLUMNS).where(_THE_ROW), _at(scope, partition)).first()
+                at = _at(scope, partition)
+                idle = self._run(self._idle_row, at).first()
+                row = idle or self._run(select(owners.c.owner, owners.c.epoch).where(_THE_ROW), at).first()
                 if row is None or row.owner != owner or row.epoch != epoch:
                     lost.add(partition)
+                elif idle is not None:
+                    self._run(self._renew, at | {"ttl": ttl})
         return lost
 
     def release(self, scope: Scope, partition: str, owner: str, epoch: int) -> bool:
@@ -162,8 +168,8 @@ class SqlLeases:
         """The leases of a transaction that took long begin anew."""
         until = self._now + ttl
         if not self._dialect.single_writer:
-            ours = _of(scope) & owners.c.partition_id.in_(sorted(partitions))
-            self._run(update(owners).where(ours).values(lease_until=until))
+            rows = [_at(scope, partition) | {"ttl": ttl} for partition in sorted(partitions, key=str.encode)]
+            self._run(self._renew, rows)
             return
         self._run(update(owners).where(owners.c.member == member).values(lease_until=until))
         self._run(update(members).where(members.c.member == member).values(lease_until=until))

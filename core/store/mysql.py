@@ -14,8 +14,7 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,6 +24,7 @@ from pymysql.cursors import Cursor as DriverCursor
 from pymysql.err import DataError, Error, InterfaceError
 from sqlalchemy import (
     URL,
+    ColumnClause,
     ColumnElement,
     Connection,
     Engine,
@@ -37,28 +37,354 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.pool import NullPool
-from sqlalchemy.sql.elements import BinaryExpression, ColumnClause
+from sqlalchemy.sql.elements import BinaryExpression
+from sqlalchemy.sql.operators import in_op
 
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.faults import Fault
 
-_NOBODY = "0 or more writers"
 SLOW_LEASES = 10  #: how many leases a transaction may be silent for while its process lives
-CONNECT_S = 10
-READ_S = 60
+TOO_LARGE = 1153  #: the server's code for a packet over max_allowed_packet
 
-#: Codes of servers and driver that mean the store, not the statement.
+#: What a URL may say after its question mark, besides the options of TLS.
+_NUMBERS = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}
+_TLS = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify")
+_OPTIONS = (*_NUMBERS, *_TLS, "unix_socket", "one_writer")
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+#: Codes that mean the store, not the statement; a fail-over raises them inside whatever statement is on its way.
 _STORE_CODES = frozenset(
     (
-        *(1021, 1030, 1114, 1034, 1194, 1195),  # disk full, storage engine, table full, crashed
-        *(1037, 1038, 1041, 1135),  # out of memory, no thread to be had
-        *(1040, 1203, 1226, 1129),  # too many connections, of everybody or of this user; host blocked after errors
-        *(1053, 1077, 1079, 1927, 3169, 1317, 1969, 3024, 4031, 1028),  # shutting down, killed, timed out
-        *(1290, 1792, 1836, 3032, 1205 - 1205 + 1223),  # read-only, offline, waiting for a backup's lock
-        *(1047, 1176 - 1176 + 1180),  # not ready (a node outside its cluster), error during COMMIT
-        *(1158, 1159, 1160, 1161, 1184, 1152, 1189, 1190, 1218),  # the network, seen by the server
-        *(2000, 2001, 2002, 2003, 2004, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2045, 2055),  # … and by the driver
+        *(1021, 1030, 1034, 1037, 1038, 1041, 1114, 1135, 1180, 1194, 1195),  # disk, memory, threads, a broken table
+        *(1040, 1129, 1203, 1226),  # too many connections, of everybody or of this user; a host blocked after errors
+        *(1047, 1053, 1077, 1079, 1223, 1792, 1836, 1927, 3032, 3169),  # shutting down, killed, read-only, offline
+        *(1028, 1317, 1969, 3024, 4031),  # interrupted, over time, silent for too long
+        *(1152, 1158, 1159, 1160, 1161, 1184, 1189, 1190, 1218),  # the network, as the server sees it
+        *(2000, 2001, 2002, 2003, 2004, 2005, 2006, 2012, 2013, 2014, 2026, 2027, 2045, 2055),  # … as the driver does
     )
 )
-#: Deadlock, lock time-out, NOWAIT, changed since it was read, write conflict of a cluster.
-_CONTENTION_CODES = frozenset((1205, 1213, 1614, 3058, 3101, 3572, 1020))
+_READ_ONLY = 1290  #: an option of the server prevents the statement: which one, only its text tells
+#: Deadlock, lock time-out, NOWAIT, changed since it was read, certification of a cluster.
+_CONTENTION_CODES = frozenset((1020, 1205, 1213, 1614, 3058, 3101, 3572))
+_STORE_CLASSES = ("08", "53", "57")  #: of SQLSTATE: connection, resources, operator's intervention
+
+_KEY_INDEX = text(
+    "SELECT index_name FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = :name"
+    " AND column_name = :key AND seq_in_index = 1 ORDER BY non_unique, index_name <> 'PRIMARY' LIMIT 1"
+)
+
+
+class NoTurn:
+    """Writers are queued by the server: there is no turn to wait for."""
+
+    def hold(self) -> NoTurn:
+        """Nothing to hold."""
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MysqlDialect:
+    """MariaDB 10.6 or MySQL 8.0.17 and newer. `lease_s` is how long a silent transaction lives."""
+
+    single_writer = False
+
+    def __init__(self, url: URL, *, lease_s: float = 10.0) -> None:
+        if url.drivername not in ("mysql+pymysql", "mariadb+pymysql"):
+            raise ConfigurationError(f"store URL: {url.drivername!r} isn't supported; say mysql+pymysql://…")
+        if not url.database:
+            raise ConfigurationError("store URL: it names no database; say mysql+pymysql://user:password@host/database")
+        self.url = url
+        self.lease_s = lease_s
+        self.options = _read_options(url)
+        self.alive = _Pinger(lease_s)
+        self._indexes: dict[tuple[str, str], str | None] = {}
+        self._locking: WeakKeyDictionary[Select[Any], Select[Any]] = WeakKeyDictionary()
+        self._engine: Engine | None = None
+
+    @property
+    def one_writer(self) -> bool:
+        """Whether the URL promises that every process writes to one node of the cluster."""
+        return bool(self.options.get("one_writer"))
+
+    def create_engine(self) -> Engine:
+        """An engine whose connections are set up for a lane; each session has one of its own."""
+        engine = self.engine_for(self.url.drivername)
+        event.listen(engine, "engine_disposed", lambda _: self.alive.stop())
+        self._engine = engine
+        return engine
+
+    def engine_for(self, drivername: str) -> Engine:
+        """An engine that speaks to the same database by another name: MariaDB's tables are made by that of MariaDB."""
+        engine = create_engine(self.url.set(drivername=drivername, query={}), poolclass=NullPool)
+        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "connect", self._on_connect)
+        event.listen(engine, "begin", _on_begin)
+        return engine
+
+    def _connect(self, _dialect: object, _record: object, _args: object, named: dict[str, Any]) -> DriverConnection:
+        options = {name: value for name, value in self.options.items() if name != "one_writer"}
+        flags = (named.pop("client_flag", 0) | CLIENT.FOUND_ROWS) & ~CLIENT.MULTI_STATEMENTS
+        connection = _Connection(
+            **named, **options, charset="utf8mb4", client_flag=flags, cursorclass=_Cursor, binary_prefix=True
+        )
+        self.alive.add(connection)
+        return connection
+
+    def _on_connect(self, connection: _Connection, record: Any) -> None:
+        silent_s = max(1, math.ceil(self.lease_s))
+        idle = "idle_transaction_timeout" if is_mariadb(connection) else "wait_timeout"
+        settings = {
+            idle: silent_s,
+            "net_read_timeout": silent_s,
+            "net_write_timeout": silent_s,  # a stopped reader of a big result isn't idle
+            "innodb_lock_wait_timeout": max(1, int(self.lease_s / 3)),
+            "lock_wait_timeout": max(1, int(self.lease_s / 3)),
+            "sql_mode": "CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')",  # never cut a value in silence
+        }
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute("SET SESSION " + ", ".join(f"{name} = {value}" for name, value in settings.items()))
+            cursor.execute("SELECT @@max_allowed_packet")
+            largest = cursor.fetchone()
+            connection.largest = int(largest[0]) if largest else None
+        record.info["seriatim_fresh"] = True
+
+    def exclusive(self) -> NoTurn:
+        """The server queues writers."""
+        return NoTurn()
+
+    def now(self) -> ColumnElement[int]:
+        """The server's clock: the beginning of the statement, in UTC whatever the time zones are."""
+        return literal_column("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))", Integer)
+
+    def lock(self, query: Select[Any], *, wait: bool) -> Select[Any]:
+        """`query` FOR UPDATE; one over a list of keys is held to the index of the key.
+
+        At READ COMMITTED a locking read waits for every row that it looks at, and left to itself the server looks at
+        the whole of a small table.
+        """
+        if not wait:
+            return query.with_for_update(skip_locked=True)
+        locking = self._locking.get(query)
+        if locking is None:
+            locking = self._hinted(query).with_for_update()
+            self._locking[query] = locking
+        return locking
+
+    def _hinted(self, query: Select[Any]) -> Select[Any]:
+        where, tables = query.whereclause, query.get_final_froms()
+        if not (isinstance(where, BinaryExpression) and where.operator is in_op and len(tables) == 1):
+            return query
+        table, key = tables[0], where.left
+        if not (isinstance(table, TableClause) and isinstance(key, ColumnClause)):
+            return query
+        index = self.index_of(table.name, key.name)
+        return query if index is None else query.with_hint(table, f"FORCE INDEX (`{index}`)").order_by(key)
+
+    def index_of(self, name: str, key: str) -> str | None:
+        if (name, key) not in self._indexes:
+            assert self._engine is not None  # locks are asked for by sessions of the engine  # noqa: S101
+            with self._engine.connect() as connection:
+                self._indexes[name, key] = connection.execute(_KEY_INDEX, {"name": name, "key": key}).scalar()
+        return self._indexes[name, key]
+
+    def classify(self, error: BaseException) -> Fault:
+        """Whose fault a driver's error is, by its code."""
+        original = getattr(error, "orig", error)
+        if not isinstance(original, Error):
+            return Fault.HANDLER
+        code = original.args[0] if original.args else None
+        if code in _CONTENTION_CODES:
+            return Fault.CONTENTION
+        if code in _STORE_CODES or (code == _READ_ONLY and "read" in str(original)):
+            return Fault.STORE
+        closed = isinstance(original, InterfaceError) or "already closed" in str(original).lower()
+        return Fault.STORE if closed or _sql_state(original).startswith(_STORE_CLASSES) else Fault.HANDLER
+
+    def writer(self) -> int | None:
+        """Nobody: many write at once."""
+        return None
+
+    def describe(self) -> str:
+        """The URL without its password and options."""
+        return self.url.set(query={}).render_as_string(hide_password=True)
+
+
+def is_mariadb(connection: DriverConnection) -> bool:
+    """Whether the server at the other end is MariaDB."""
+    return "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+
+
+def _on_begin(connection: Connection) -> None:
+    """A reader of the store, on a connection of its own, sees one snapshot."""
+    fresh = connection.info.pop("seriatim_fresh", False)
+    if fresh and connection.info.get("seriatim_reader"):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+
+
+def _sql_state(error: Error) -> str:
+    return str(getattr(error, "sqlstate", "") or "")
+
+
+# -- the URL's options
+
+
+def _read_options(url: URL) -> dict[str, Any]:
+    given = {name: value if isinstance(value, str) else value[-1] for name, value in url.query.items()}
+    unknown = sorted(given.keys() - {*_OPTIONS, "charset"})
+    if unknown:
+        raise ConfigurationError(f"store URL: unknown option {unknown[0]!r}; there are {', '.join(sorted(_OPTIONS))}")
+    if given.get("charset", "utf8mb4") != "utf8mb4":
+        raise ConfigurationError(f"store URL: charset={given['charset']} would lose text; leave it out (utf8mb4)")
+    options: dict[str, Any] = {name: _number(name, given.get(name, default)) for name, default in _NUMBERS.items()}
+    if "unix_socket" in given:
+        options["unix_socket"] = given["unix_socket"]
+    if "one_writer" in given:
+        options["one_writer"] = _truth("one_writer", given["one_writer"])
+    context = _tls(given)
+    return options if context is None else options | {"ssl": context}
+
+
+def _tls(given: dict[str, str]) -> ssl.SSLContext | None:
+    """The TLS that a URL asks for: with any of its options the server is verified, unless ssl_verify=false."""
+    if not (given.keys() & {*_TLS}) or not _truth("ssl", given.get("ssl", "true")):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=given.get("ssl_ca"))
+        if "ssl_cert" in given:
+            context.load_cert_chain(given["ssl_cert"], given.get("ssl_key"))
+    except OSError as error:
+        raise ConfigurationError(f"store URL: ssl_ca, ssl_cert or ssl_key can't be used: {error}") from error
+    if not _truth("ssl_verify", given.get("ssl_verify", "true")):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _number(name: str, value: str | int) -> int:
+    try:
+        return max(1, int(value))
+    except ValueError:
+        raise ConfigurationError(f"store URL: {name}={value} isn't a whole number of seconds") from None
+
+
+def _truth(name: str, value: str) -> bool:
+    if value.lower() not in _WORDS:
+        raise ConfigurationError(f"store URL: {name}={value}: say true or false")
+    return _WORDS[value.lower()]
+
+
+# -- connections that are kept alive
+
+
+class _Cursor(DriverCursor):
+    """A cursor that takes its result before anybody else may use the connection."""
+
+    def _query(self, query: Any) -> Any:
+        with self._get_db().mutex:  # type: ignore[attr-defined]  # the driver's own internals
+            return super()._query(query)  # type: ignore[misc]
+
+
+class _Connection(DriverConnection):
+    """A connection that remembers how long it has been silent, and that one other thread may ping."""
+
+    server_status: int
+    _result: Any
+    largest: int | None = None  #: bytes that the server takes in one packet
+
+    def __init__(self, **named: Any) -> None:
+        self.mutex = threading.RLock()
+        self._used_at = time.monotonic()
+        self._began_at: float | None = None
+        super().__init__(**named)
+
+    def query(self, sql: Any, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - the driver's own signature
+        """Send a statement. One that the server wouldn't take is refused here: there it would cost the connection."""
+        data = sql.encode(self.encoding) if isinstance(sql, str) else sql
+        if self.largest is not None and len(data) >= self.largest:
+            raise DataError(TOO_LARGE, f"a statement of {len(data)} bytes is over max_allowed_packet ({self.largest})")
+        with self.mutex:
+            try:
+                return super().query(data, unbuffered)
+            finally:
+                self._used()
+
+    def commit(self) -> None:
+        with self.mutex:
+            super().commit()
+            self._used()
+
+    def rollback(self) -> None:
+        with self.mutex:
+            super().rollback()
+            self._used()
+
+    def close(self) -> None:
+        with self.mutex:
+            super().close()
+
+    def _used(self) -> None:
+        self._used_at = time.monotonic()
+        if not self.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:
+            self._began_at = None
+        elif self._began_at is None:
+            self._began_at = self._used_at
+
+    def keep(self, silent_s: float, longest_s: float) -> None:
+        """Ping the server if nothing was sent for `silent_s`, unless one transaction has lasted `longest_s`."""
+        if not self.mutex.acquire(blocking=False):
+            return  # a statement is on its way
+        try:
+            now = time.monotonic()
+            result = self._result
+            reading = result is not None and (result.unbuffered_active or result.has_next)
+            late = self._began_at is not None and now - self._began_at > longest_s
+            if not self.open or reading or late or now - self._used_at < silent_s:
+                return
+            self._result = None
+            with suppress(Error, OSError):  # it is lost, and the next statement will say so
+                self.ping(reconnect=False)
+            self._result = result
+            self._used_at = now
+        finally:
+            self.mutex.release()
+
+
+class _Pinger:
+    """A thread that pings for the connections of one engine, while they are silent."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._connections: WeakSet[_Connection] = WeakSet()
+        self._mutex = threading.Lock()
+        self._stopping: threading.Event | None = None
+
+    def add(self, connection: _Connection) -> None:
+        """Ping for this one, too."""
+        with self._mutex:
+            self._connections.add(connection)
+            if self._stopping is None:
+                self._stopping = threading.Event()
+                threading.Thread(target=self._run, args=(self._stopping,), name="pinger", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread; `add` begins anew."""
+        with self._mutex:
+            if self._stopping is not None:
+                self._stopping.set()
+                self._stopping = None
+
+    def _run(self, stopping: threading.Event) -> None:
+        while not stopping.wait(min(self._lease_s, 1.0) / 4):
+            with self._mutex:
+                connections = list(self._connections)
+            for connection in connections:
+                connection.keep(min(self._lease_s, 1.0) / 3, SLOW_LEASES * self._lease_s)

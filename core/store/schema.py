@@ -41,6 +41,7 @@ def exact(length: int) -> String:
     return text.with_variant(mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_nopad_bin"), "mariadb")
 
 
+TEXT = Text().with_variant(mysql.TEXT(charset="utf8mb4"), "mysql", "mariadb")  # whatever the database's own default is
 LONG_TEXT = Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4"), "mysql", "mariadb")
 BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 DIGEST = LargeBinary(32).with_variant(mysql.BINARY(32), "mysql", "mariadb")
@@ -68,7 +69,7 @@ group_member = Table(
     metadata,
     *_scope(),
     Column("member", exact(MAX_OWNER), primary_key=True),
-    Column("host", Text, nullable=False),
+    Column("host", TEXT, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("lease_until", MICROSECONDS, nullable=False),
 )
@@ -83,11 +84,11 @@ partition_owner = Table(
     Column("epoch", BigInteger, nullable=False, server_default="0"),
     Column("lease_until", MICROSECONDS, nullable=False, server_default="0"),
     Column("effect", BigInteger, nullable=False, server_default="0"),
-    Column("position", Text, nullable=True),
-    Column("log_identity", Text, nullable=True),
+    Column("position", TEXT, nullable=True),
+    Column("log_identity", TEXT, nullable=True),
     Column("read_through", MICROSECONDS, nullable=False, server_default="0"),
     Column("duplicates", BigInteger, nullable=False, server_default="0"),
-    Column("paused", Text, nullable=True),  # why nothing of it is consumed; NULL when it is
+    Column("paused", TEXT, nullable=True),  # why nothing of it is consumed; NULL when it is
     mysql_engine="InnoDB",
 )
 
@@ -158,7 +159,7 @@ parked_message = Table(
     Column("conflict_digest", DIGEST, nullable=True),
     Column("place", exact(8), nullable=False),
     Column("reason", exact(16), nullable=False),
-    Column("wants", Text, nullable=True),  # JSON list of the states or biz_keys that an early one waits for
+    Column("wants", TEXT, nullable=True),  # JSON list of the states or biz_keys that an early one waits for
     Column("message_type", exact(MAX_TYPE), nullable=True),
     Column("seq", BigInteger, nullable=True),
     Column("headers", LONG_TEXT, nullable=False),  # JSON object
@@ -166,8 +167,8 @@ parked_message = Table(
     Column("digest", DIGEST, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("next_attempt_at", MICROSECONDS, nullable=True),
-    Column("error_type", Text, nullable=True),
-    Column("error", Text, nullable=True),
+    Column("error_type", TEXT, nullable=True),
+    Column("error", TEXT, nullable=True),
     Column("detail", LONG_TEXT, nullable=True),
     Column("produced_at", MICROSECONDS, nullable=False),
     Column("received_at", MICROSECONDS, nullable=False),
@@ -184,7 +185,7 @@ operator_action = Table(
     metadata,
     Column("id", ROW_ID, primary_key=True, autoincrement=True),
     Column("at", MICROSECONDS, nullable=False),
-    Column("who", Text, nullable=False),
+    Column("who", TEXT, nullable=False),
     Column("verb", exact(32), nullable=False),
     Column("consumer_group", exact(MAX_GROUP), nullable=False),
     Column("topic", exact(MAX_TOPIC), nullable=False),

@@ -4,7 +4,7 @@ import csv
 import gzip
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from sqlalchemy import Connection, select
@@ -47,7 +47,7 @@ def compare(connection: Connection, log: Path, limit: int | None) -> Comparison:
         doubled += sum(count - 1 for event, count in found.items() if event in expected)
         strange += sum(count for event, count in found.items() if event not in expected)
         places = [place for place, _ in written[case_id]]
-        out_of_order += sum(later <= earlier for earlier, later in zip(places, places[1:], strict=False))
+        out_of_order += sum(later <= earlier for earlier, later in pairwise(places))
     return Comparison(sum(map(len, written.values())), lost, doubled, strange, out_of_order)
 
 

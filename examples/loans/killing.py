@@ -14,6 +14,7 @@ from seriatim.core.filelock import holder
 LOOK_S = 0.005  #: how often the progress is looked at
 JITTER_S = 0.05  #: a hit falls up to so much after its point, so that it isn't always just after a commit
 STALL_S = 90.0  #: without progress for so long, something is broken
+AIM_S = 5.0  #: how long a hit that is aimed tries to fall inside a transaction; every second one is aimed
 DEATH_S = 30.0  #: what a stopped or killed process may take to be that
 
 
@@ -39,7 +40,7 @@ class Gang:
     folder: Path
     lock: Path | None
     _alive: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    _started: int = 0
+    _logs: dict[int, Path] = field(default_factory=dict)  # by pid
 
     def work(self, processes: int, points: Sequence[int], progress: Callable[[], int], rng: random.Random) -> Toll:
         """Start processes; at each point of `progress` kill one and start another; wait until all are done.
@@ -58,7 +59,7 @@ class Gang:
 
     def _watch(self, points: list[int], progress: Callable[[], int], rng: random.Random) -> Toll:
         started = moved = time.monotonic()
-        inside = [False][:0]
+        inside: list[bool] = []
         done = 0
         while self._alive:
             now = progress()
@@ -70,20 +71,18 @@ class Gang:
             if points and done >= points[0] and self._alive:
                 points.pop(0)
                 time.sleep(rng.uniform(0, JITTER_S))
-                inside.append(self._hit(rng.choice(self._alive)))
+                aimed = len(inside) % 2 == 1
+                inside.append(self._hit(rng.choice(self._alive), rng, aimed=aimed))
                 self._start()
             time.sleep(LOOK_S)
         return Toll(len(inside), sum(inside) if self.lock is not None else None, moved - started)
 
     def _start(self) -> None:
-        self._started += 1
-        with self._log(self._started).open("wb") as log:
-            self._alive.append(
-                subprocess.Popen(self.command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
-            )
-
-    def _log(self, number: int) -> Path:
-        return self.folder / f"worker-{number}.log"
+        path = self.folder / f"worker-{len(self._logs) + 1}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(self.command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
+        self._alive.append(process)
+        self._logs[process.pid] = path
 
     def _bury(self) -> None:
         """Take those off the list that are done; one that failed ends the proof."""
@@ -92,18 +91,26 @@ class Gang:
             if code is not None:
                 self._alive.remove(process)
             if code:
-                logs = sorted(self.folder.glob("worker-*.log"), key=lambda path: path.stat().st_mtime)
-                raise ProofError(f"a worker ended by itself with status {code}:\n{_tail(logs[-1])}")
+                raise ProofError(f"a worker ended by itself with status {code}:\n{_tail(self._logs[process.pid])}")
 
-    def _hit(self, process: subprocess.Popen[bytes]) -> bool:
-        """Kill one without warning; whether that was inside an open transaction."""
-        process.send_signal(signal.SIGSTOP)
-        _await_stop(process.pid)
-        inside = self.lock is not None and holder(self.lock) == process.pid
+    def _hit(self, process: subprocess.Popen[bytes], rng: random.Random, *, aimed: bool) -> bool:
+        """Kill one without warning; whether that was inside an open transaction, which an aimed hit tries to meet."""
+        inside = self._stopped_inside(process)
+        deadline = time.monotonic() + AIM_S
+        while aimed and not inside and self.lock is not None and time.monotonic() < deadline and process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            time.sleep(rng.uniform(0, 0.01))
+            inside = self._stopped_inside(process)
         process.kill()
         process.wait(DEATH_S)
         self._alive.remove(process)
         return inside
+
+    def _stopped_inside(self, process: subprocess.Popen[bytes]) -> bool:
+        """Stop one; whether it has the store's lock, as it has inside every write transaction."""
+        process.send_signal(signal.SIGSTOP)
+        _await_stop(process.pid)
+        return self.lock is not None and holder(self.lock) == process.pid
 
 
 def _await_stop(pid: int) -> None:

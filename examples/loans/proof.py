@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,7 @@ class Proof:
         } | ({} if self.limit is None else {"--limit": self.limit})
         told = self._seriatim("replay", str(self.log), *(str(part) for option in options.items() for part in option))
         print(f"   {told.strip()}")
-        with closing(read_manifest(manifest)[1]):
-            return read_manifest(manifest)[0]
+        return read_manifest(manifest)[0]
 
     def _consume(self, engine: Engine, header: Header) -> Toll:
         rng = random.Random(f"{self.seed}/kills")
@@ -152,14 +150,15 @@ class Proof:
         self._figure(
             f"{header.sent / toll.seconds:,.0f} messages/s ({header.sent:,} in {toll.seconds:.1f} s, kills included)"
         )
-        self._check(toll.kills == self.kills, f"{toll.kills} SIGKILLs; inside an open transaction: {inside}")
+        met = toll.kills == self.kills and toll.inside != 0
+        self._check(met or not self.kills, f"{toll.kills} SIGKILLs; inside an open transaction: {inside}")
         copies, early = header.sent - header.messages, header.early
         self._check(audit["clean"], "the audit finds no violation")
         self._check(audit["applied"] == header.messages, f"{audit['applied']:,} of {header.messages:,} events applied")
         for name in ("lost", "order_violations", "double_effects"):
             self._check(not audit[name], f"{audit[name]} {name.replace('_', ' ')}")
         self._check(audit["duplicates"] >= copies, f"{audit['duplicates']:,} duplicates stopped; {copies:,} were sent")
-        self._check(audit["early"] == early, f"{audit['early']:,} early; {early:,} were sent early")
+        self._check(audit["early"] >= early, f"{audit['early']:,} early; {early:,} were sent early")
         self._check(comparison.holds, f"the log against the handler's own ledger: {comparison}")
 
     def _figure(self, text: str) -> None:
@@ -180,9 +179,7 @@ def _arguments() -> argparse.Namespace:
         prog="scripts/proof", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     default = Path(os.environ.get("SERIATIM_LOANS") or LOG)
-    parser.add_argument(
-        "log", nargs="?", type=Path, default=default, help="loans.csv.gz (SERIATIM_LOANS, or %(default)s)"
-    )
+    parser.add_argument("log", nargs="?", type=Path, default=default, help="loans.csv.gz (%(default)s)")
     parser.add_argument("--limit", type=int, help="only the first so many events")
     parser.add_argument("--kills", type=int, default=10, help="how often a process is killed (%(default)s)")
     parser.add_argument("--seed", type=int, default=7, help="of the disturbances and of the kills (%(default)s)")
@@ -197,9 +194,7 @@ def main() -> int:
     asked = _arguments()
     log = asked.log.resolve()
     if not log.is_file():
-        print(
-            f"scripts/proof: there is no {log}: give the path of loans.csv.gz, or set SERIATIM_LOANS", file=sys.stderr
-        )
+        print(f"scripts/proof: no file {log}: give the path of loans.csv.gz, or set SERIATIM_LOANS", file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="seriatim-loans-"))
     proof = Proof(

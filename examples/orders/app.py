@@ -42,8 +42,8 @@ status = StateMachine(
 TAKE = text("UPDATE stock SET qty = qty - :qty WHERE sku = :sku AND qty >= :qty")
 GIVE_BACK = text("UPDATE stock SET qty = qty + :qty WHERE sku = :sku")
 NOTE = text(
-    "INSERT INTO order_ledger (biz_key, order_no, event, sku, change) "
-    "VALUES (:biz_key, :order_no, :event, :sku, :change)"
+    "INSERT INTO order_ledger (biz_key, order_no, event, sku, moved) "
+    "VALUES (:biz_key, :order_no, :event, :sku, :moved)"
 )
 
 Event = Mapping[str, Any]  # the body of a message, as the JSON codec reads it
@@ -72,7 +72,7 @@ def paid(event: Event, ctx: Context) -> dict[str, Any]:
     confirm_payment(event, ctx.attempt)
     if not ctx.tx.execute(TAKE, {"sku": event["sku"], "qty": event["qty"]}).rowcount:
         raise OutOfStock(f"fewer than {event['qty']} of {event['sku']} are left")
-    note(ctx, event, change=-event["qty"])
+    note(ctx, event, moved=-event["qty"])
     return {"order_no": ctx.message.sharding_key, "taken": event["qty"]}  # kept: a duplicate gets the same answer
 
 
@@ -94,14 +94,14 @@ def closed(event: Event, ctx: Context) -> None:
 @orders.on("order.refunded", moves=status.to("REFUNDED", set={"refunded_at": func.now()}))
 def refunded(event: Event, ctx: Context) -> None:
     ctx.tx.execute(GIVE_BACK, {"sku": event["sku"], "qty": event["qty"]})
-    note(ctx, event, change=event["qty"])
+    note(ctx, event, moved=event["qty"])
 
 
-def note(ctx: Context, event: Event, change: int = 0) -> None:
+def note(ctx: Context, event: Event, moved: int = 0) -> None:
     """Enter in the ledger what happened to the order."""
     message = ctx.message
     line = {"biz_key": message.biz_key, "order_no": message.sharding_key, "event": message.type}
-    ctx.tx.execute(NOTE, {**line, "sku": event["sku"], "change": change})
+    ctx.tx.execute(NOTE, {**line, "sku": event["sku"], "moved": moved})
 
 
 def confirm_payment(event: Event, attempt: int) -> None:

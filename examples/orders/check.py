@@ -64,8 +64,8 @@ def check_stock(connection: Connection) -> Check:
 def check_orders(connection: Connection) -> Check:
     """Every sold order took its units once, every refunded one gave them back once, and no other touched the stock."""
     changes: defaultdict[str, list[int]] = defaultdict(list)
-    for row in connection.execute(select(ledger.c.order_no, ledger.c.change).where(ledger.c.change != 0)):
-        changes[row.order_no].append(row.change)
+    for row in connection.execute(select(ledger.c.order_no, ledger.c.moved).where(ledger.c.moved != 0)):
+        changes[row.order_no].append(row.moved)
     wrong = []
     sold = 0
     for number, state, qty in connection.execute(select(orders.c.order_no, orders.c.status, orders.c.qty)):

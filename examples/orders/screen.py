@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from examples.orders.app import orders
 from examples.orders.check import Check
 from examples.orders.traffic import Traffic
 from examples.orders.watch import Snapshot, seconds_since
@@ -123,7 +124,7 @@ def sum_up(console: Console, traffic: Traffic, now: Snapshot) -> None:
         (now.applied, "took effect, each once, in the order of its order"),
         (now.duplicates, "were duplicates: stopped, and answered with the first answer"),
         (now.late, "came too late: recorded, no effect"),
-        (now.dead, "failed for good: given up after six tries"),
+        (now.dead, f"failed for good: given up after {orders.policy.max_attempts} tries"),
         (now.behind, "wait behind those, so that nothing overtakes"),
     )
     for count, text in rows:

@@ -49,7 +49,7 @@ ledger = Table(
     Column("order_no", String(64), nullable=False),
     Column("event", String(64), nullable=False),
     Column("sku", String(64), nullable=False),
-    Column("change", Integer, nullable=False),
+    Column("moved", Integer, nullable=False),
     mysql_engine="InnoDB",
     sqlite_autoincrement=True,
 )

@@ -230,7 +230,7 @@ def test_events_in_any_order_end_in_the_last_state_with_each_effect_once(tmp_pat
 
 
 def test_many_early_events_under_load_are_all_applied(rig):
-    # field case FC-M6: 500 shuffled events of 50 orders, several lanes, a second worker coming in
+    # field case FC-M6: 500 shuffled events of 125 orders, several lanes, a second worker coming in
     app, other = rig.app(lanes=2), rig.app(lanes=2)
     orders, _ = orders_of(app, partitions=4), orders_of(other, partitions=4)
     names = [f"o{number}" for number in range(125)]

@@ -186,6 +186,31 @@ def test_a_lock_that_comes_when_nobody_wants_it_is_let_go(new, path):
     second.acquire(0)
 
 
+def test_a_lock_that_its_helper_has_but_has_not_handed_on_is_not_taken_past_it(new, monkeypatch):
+    """Helper and caller share one open file, where a second flock always succeeds: both would think it theirs."""
+    first, second, third = new(), new(), new()
+    flock, gate = fcntl.flock, threading.Event()
+
+    def slow_to_return(fd, operation):
+        flock(fd, operation)
+        if operation == fcntl.LOCK_EX:
+            gate.wait(10)
+
+    monkeypatch.setattr(fcntl, "flock", slow_to_return)
+    first.acquire(0)
+    with pytest.raises(LockTimeout):
+        second.acquire(0.01)
+    first.release()
+    with pytest.raises(LockTimeout):
+        second.acquire(0.05)
+    gate.set()
+    second.acquire(10)
+    until(lambda: not second._waiting)  # noqa: SLF001 - that the helper is done shows nowhere else
+    assert second.held
+    with pytest.raises(LockTimeout):
+        third.acquire(0)
+
+
 def test_timeouts_and_grants_that_meet_lose_nothing(new):
     """Waits about as long as the lock is held: whichever comes first, the lock is held once or free."""
     first, second = new(), new()

@@ -1,11 +1,18 @@
 """Programs of the shop: a module with an app in the test's folder, run by the `seriatim` command."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from textwrap import dedent
+from unittest import mock
+
+from typer.testing import CliRunner
+
+from seriatim.cli.main import app as command
 
 PATIENCE_S = 40.0  #: no program runs longer
 
@@ -92,6 +99,37 @@ def seriatim(folder: Path, *arguments: str, patience_s: float = PATIENCE_S, **en
     """Run the command to its end."""
     with Program(folder, *arguments, **environment) as program:
         return program.wait(patience_s)
+
+
+def here(folder: Path, *arguments: str, **environment: str) -> Ended:
+    """The same in the test's own process, for a command that doesn't get far: a second quicker, and as good."""
+    before, path = set(sys.modules), list(sys.path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with _chdir(folder):
+        try:
+            with mock.patch.dict(os.environ, _environment(folder) | environment, clear=True):
+                result = CliRunner().invoke(command, list(arguments), prog_name="seriatim")
+        finally:
+            sys.path[:] = path
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for name in set(sys.modules) - before:
+                if getattr(sys.modules[name], "__file__", None) and str(folder) in str(sys.modules[name].__file__):
+                    del sys.modules[name]
+    told = result.stderr
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        told += "".join(traceback.format_exception(result.exception))
+    return Ended(result.exit_code, result.stdout, told)
+
+
+@contextlib.contextmanager
+def _chdir(folder: Path):
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -86,6 +86,12 @@ class Rig:
         self.send_all(topic, [topic.message(key=key, type=kind, biz_key=biz_key, body=body)])
         return biz_key
 
+    def send_many(self, topic: Any, keys: Iterable[str], kind: str = "step") -> list[str]:
+        """Send a message for each key, in one call; their biz_keys."""
+        sent = [(key, f"{key}/{next(self._numbers)}") for key in keys]
+        self.send_all(topic, [topic.message(key=key, type=kind, biz_key=biz_key, body={}) for key, biz_key in sent])
+        return [biz_key for _, biz_key in sent]
+
     def send_all(self, topic: Any, messages: Iterable[Any]) -> None:
         sender = App("sender", settings=Settings(broker=self.broker, store=self.store))
         sender.topics[topic.name] = topic

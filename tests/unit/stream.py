@@ -84,15 +84,12 @@ class Stream(RuleBasedStateMachine):
 
     # -- producers
 
-    @rule(key=st.sampled_from("abc"), mood=st.sampled_from(MOODS))
-    def send(self, key, mood):
-        self._send(self._new(key, mood))
-
-    @rule(key=st.sampled_from("aab"), count=st.integers(2, 4), mood=st.sampled_from(MOODS))
-    def send_several(self, key, count, mood):
-        self._send(self._new(key, mood))
-        for _ in range(count - 1):
-            self._send(self._new(key, "ok"))
+    @rule(keys=st.lists(st.sampled_from("aaabc"), min_size=1, max_size=5), mood=st.sampled_from(MOODS))
+    def send(self, keys, mood):
+        """One or several; the first in this mood."""
+        for key in keys:
+            self._send(self._new(key, mood))
+            mood = "ok"
 
     @rule(key=st.sampled_from("ab"), other=st.sampled_from("abc"), mood=st.sampled_from(MOODS))
     def send_early(self, key, other, mood):

@@ -1,0 +1,225 @@
+"""Lanes to take apart: real ones on a real store, over a log in memory, that can be killed between any two statements."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from seriatim.core.broker import Batch, Notice, NoticeKind
+from seriatim.core.clock import StoreClock
+from seriatim.core.holding import Holding
+from seriatim.core.message import Delivery, Position
+from seriatim.core.passing import Limits
+from seriatim.core.sizing import BatchSize
+from seriatim.core.store import open_store
+from seriatim.core.store.port import Scope
+from seriatim.core.topic import Topic
+from seriatim.core.topic_lane import TopicLane
+from seriatim.core.transactor import Transactor
+
+TTL = 10_000_000  #: the lease, in microseconds
+
+
+class Log:
+    """A broker in memory. With positions it is a log; without, it remembers what was acknowledged, as a queue does."""
+
+    def __init__(self, delivery: Callable[[str, int], Delivery], length: Callable[[str], int], *, positions: bool) -> None:
+        self.delivery = delivery
+        self.length = length
+        self.positions = positions
+        self.acknowledged: dict[str, int] = {}
+
+
+class LogConsumer:
+    """A consumer of such a broker: `seriatim.core.broker.Consumer` in its plainest form."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._next: dict[str, int] = {}
+        self._out: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def start(self, partition: str, position: Position | None) -> None:
+        if self._log.positions:
+            self._next[partition] = int(position.offset) + 1 if position else 0
+        else:
+            self._next[partition] = self._log.acknowledged.get(partition, 0)
+        self._told.discard(partition)
+
+    def poll(self, timeout_s: float, limit: int) -> Batch | Notice | None:
+        del timeout_s
+        for partition in sorted(self._next.keys() - self._out.keys()):
+            start = self._next[partition]
+            end = min(start + limit, self._log.length(partition))
+            if start < end:
+                self._told.discard(partition)
+                self._out[partition] = start
+                return Batch(partition, tuple(self._log.delivery(partition, index) for index in range(start, end)))
+            if partition not in self._told:
+                self._told.add(partition)
+                return Notice(partition, NoticeKind.READ_THROUGH)
+        return None
+
+    def settle(self, batch: Batch, upto: int) -> None:
+        start = self._out.pop(batch.partition, None)
+        if start is None:
+            return
+        self._next[batch.partition] = start + upto
+        if not self._log.positions:
+            before = self._log.acknowledged.get(batch.partition, 0)
+            self._log.acknowledged[batch.partition] = max(before, start + upto)
+
+    def stop(self, partition: str) -> None:
+        self._next.pop(partition, None)
+        self._out.pop(partition, None)
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._next.clear()
+
+
+class Died(BaseException):
+    """The process is killed here."""
+
+
+class Faults:
+    """What goes wrong with an engine's statements, and when."""
+
+    def __init__(self, engine: Any) -> None:
+        self.dead = False
+        self.after = -1  #: statements until it happens
+        self.what = ""
+        self.at_commit = ""
+        self._dialect = engine.dialect
+        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
+            setattr(self._dialect, name, self._before(getattr(self._dialect, name)))
+        self._dialect.do_commit = self._commit(self._dialect.do_commit)
+
+    def arm(self, what: str, after: int) -> None:
+        """`what` is "die" or "fail" at a statement, or one of those at the next commit: see `_commit`."""
+        if what in ("die", "fail"):
+            self.what, self.after = what, after
+        else:
+            self.at_commit, self.after = what, after
+
+    def disarm(self) -> None:
+        self.what = self.at_commit = ""
+        self.after = -1
+
+    def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def execute(*arguments: Any, **options: Any) -> Any:
+            if self.dead:
+                raise Died
+            if self.what and self._is_now():
+                self._happen(self.what)
+            return call(*arguments, **options)
+
+        return execute
+
+    def _is_now(self) -> bool:
+        self.after -= 1
+        return self.after < 0
+
+    def _happen(self, what: str) -> None:
+        self.disarm()
+        if what == "die":
+            self.dead = True
+            raise Died
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def _commit(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
+        def commit(connection: Any) -> None:
+            if self.dead:
+                raise Died
+            what = self.at_commit if self.at_commit and self._is_now() else ""
+            if what in ("", "done and died", "done and unknown"):
+                call(connection)
+            if what:
+                self._happen("die" if what in ("done and died", "died") else "fail")
+
+        return commit
+
+
+COMMITS = ("died", "done and died", "unknown", "done and unknown")
+
+
+class Quiet:
+    """An observer that only counts."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def committed(self, scope: Scope, verdicts: Sequence[Any], duration_s: float) -> None:
+        pass
+
+    def event(self, level: int, name: str, **fields: Any) -> None:
+        self.events.append(name)
+
+
+class Process:
+    """A process with one lane and a keeper that does as it is told."""
+
+    def __init__(self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic, log: Log, size: int) -> None:
+        self.scope = scope
+        self.store = open_store(f"sqlite:///{path}", clock=clock, lock_timeout_s=5.0)
+        self.faults = Faults(self.store._engine)  # noqa: SLF001 - a process is killed from outside
+        event.listen(self.store._engine, "connect", _hurry)  # noqa: SLF001
+        self.session = self.store.session()
+        self.keeper = self.store.session()
+        self.observer = Quiet()
+        transactor = Transactor(
+            scope=scope,
+            topic=topic,
+            session=self.session,
+            limits=Limits(ttl=TTL, batch_s=60.0, max_response=65536),
+            size=BatchSize(size, 60.0),
+            observer=self.observer,
+        )
+        self.lane = TopicLane(
+            transactor=transactor,
+            consumer=LogConsumer(log),
+            positions=log.positions,
+            gone=lambda *_: None,
+            clock=StoreClock(self.session.now, max_age_s=0.0),
+        )
+
+    def claim_what_is_free(self) -> int:
+        """Claim every partition that nobody holds; how many were got."""
+        got = 0
+        for row in self.keeper.leases.owners(self.scope):
+            if row.partition not in self.lane.holdings:
+                claimed = self.keeper.leases.claim(self.scope, row.partition, "member", TTL)
+                if claimed is not None:
+                    self.lane.take(Holding.of(claimed))
+                    got += 1
+        return got
+
+    def renew(self) -> None:
+        holdings = list(self.lane.holdings.values())
+        lost = self.keeper.leases.renew(self.scope, [(one.partition, one.owner, one.epoch) for one in holdings], TTL)
+        for holding in holdings:
+            holding.lost |= holding.partition in lost
+
+    def work(self, *, read_stamps: bool) -> bool:
+        """One round; reading the change stamps first, or finding out at the fence."""
+        self.lane._stamps_read = float("-inf" if read_stamps else "inf")  # noqa: SLF001
+        return self.lane.work(0.0)
+
+    def bury(self) -> None:
+        """What the system does for a process that is gone: its connections end, its locks go."""
+        self.faults.dead = False
+        for session in (self.session, self.keeper):
+            with suppress(Exception):
+                session.close()
+        self.store.close()
+
+
+def _hurry(connection: sqlite3.Connection, _: object) -> None:
+    connection.execute("PRAGMA synchronous = OFF").close()  # no power fails here
