@@ -29,6 +29,9 @@ from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
 
 
+PATIENT_TRIES = 2  #: tries that leave a locked row out, before one waits for it
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """How a worker works. Times in seconds, sizes in messages and bytes.
@@ -192,8 +195,9 @@ class Worker:
         rows = session.leases.owners(scope)
         self._release_strays(session, scope, rows)
         wanted = plan(self.member, alive, rows, session.now())
+        may_wait = True
         for partition in wanted.claims:
-            self._claim(session, scope, partition)
+            may_wait = not self._claim(session, scope, partition, may_wait=may_wait) and may_wait
         self._give_surplus(scope, wanted.surplus)
         return not wanted.claims and not wanted.surplus
 
@@ -218,12 +222,14 @@ class Worker:
             if lost:
                 lane.wake()
 
-    def _claim(self, session: Session, scope: Scope, partition: str) -> None:
+    def _claim(self, session: Session, scope: Scope, partition: str, *, may_wait: bool) -> bool:
+        """Try to claim a partition; whether it waited for a locked row, which one claim of a round may."""
         tries = self._tries.get((scope, partition), 0)
-        claimed = session.leases.claim(scope, partition, self.member, self.ttl, wait=tries >= 2)  # noqa: PLR2004
+        wait = may_wait and tries >= PATIENT_TRIES
+        claimed = session.leases.claim(scope, partition, self.member, self.ttl, wait=wait)
         if claimed is None:
             self._tries[scope, partition] = tries + 1
-            return
+            return wait
         self._tries.pop((scope, partition), None)
         holding = Holding.of(claimed)
         with self._mutex:
@@ -239,6 +245,7 @@ class Worker:
             epoch=holding.epoch,
         )
         lane.take(scope, holding)
+        return wait
 
     def _load(self, lane: Lane, scope: Scope) -> int:
         return sum(1 for (of, _), assigned in self._assigned.items() if assigned.lane is lane and of == scope)

@@ -97,6 +97,8 @@ class Faults:
         self.after = -1  #: statements until it happens
         self.what = ""
         self.at_commit = ""
+        self.interruption: Callable[[], None] | None = None
+        self.in_its_turn: Callable[[], bool] = lambda: False
         self._dialect = engine.dialect
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             setattr(self._dialect, name, self._before(getattr(self._dialect, name)))
@@ -109,8 +111,13 @@ class Faults:
         else:
             self.at_commit, self.after = what, after
 
+    def interrupt(self, action: Callable[[], None], after: int) -> None:
+        """Somebody else acts before a statement, the first after so many at which this process has no turn to write."""
+        self.interruption, self.after = action, after
+
     def disarm(self) -> None:
         self.what = self.at_commit = ""
+        self.interruption = None
         self.after = -1
 
     def _before(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +126,10 @@ class Faults:
                 raise Died
             if self.what and self._is_now():
                 self._happen(self.what)
+            if self.interruption is not None and not self.in_its_turn() and self._is_now():
+                action = self.interruption
+                self.disarm()
+                action()
             return call(*arguments, **options)
 
         return execute
@@ -173,6 +184,7 @@ class Process:
         event.listen(self.store._engine, "connect", _hurry)  # noqa: SLF001
         self.session = self.store.session()
         self.keeper = self.store.session()
+        self.faults.in_its_turn = lambda: self.session._exclusive._lock.held  # noqa: SLF001
         self.observer = Quiet()
         transactor = Transactor(
             scope=scope,

@@ -43,7 +43,7 @@ from .lanes import COMMITS, TTL, Died, Log, Process  # noqa: TID252
 
 SCOPE = Scope("warehouse", TOPIC)
 LEDGER = "CREATE TABLE ledger (n INTEGER PRIMARY KEY AUTOINCREMENT, biz_key, key, partition, body, epoch)"
-PROCESSES = st.integers(0, 2)
+PROCESSES = st.sampled_from(["owner", "owner", "owner", 0, 1, 2])
 
 
 def _template() -> Path:
@@ -74,7 +74,7 @@ class StoreMachine(Stream):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="seriatim-story-"))
-        self.held: set[str] = set()
+        self.held: dict[str, int] = {}
         self.processes: list[Process] = []
         self.stamps: dict[str, int] = {}
 
@@ -98,13 +98,12 @@ class StoreMachine(Stream):
             there = text("SELECT 1 FROM ledger WHERE biz_key = :needs")
             if context.tx.execute(there, {"needs": needs}).first() is None:
                 raise Early(waiting_for=needs)
-        epochs = text("SELECT epoch FROM partition_owner WHERE partition_id = :p")
         values = {
             "biz_key": message.biz_key,
             "key": message.sharding_key,
             "partition": context.partition,
             "body": message.body,
-            "epoch": self.epoch if self.epoch is not None else context.tx.execute(epochs, {"p": context.partition}).scalar(),
+            "epoch": self.acting.lane.holdings[context.partition].epoch,
         }
         names = ", ".join(values)
         context.tx.execute(text(f"INSERT INTO ledger ({names}) VALUES (:{', :'.join(values)})"), values)
@@ -117,14 +116,17 @@ class StoreMachine(Stream):
             raise ValueError("it fails")
         return {"did": message.body.hex()}
 
-    epoch: int | None = None
-
     # -- processes
 
-    def _process(self, number: int) -> Process:
+    def _process(self, number: int | str) -> Process:
+        """The process of that number, or the one that owns something."""
+        if number == "owner":
+            owners = [index for index, process in enumerate(self.processes) if process.lane.holdings]
+            number = owners[0] if owners else 0
         while len(self.processes) <= number:
             self.processes.append(self._start_process())
-        return self.processes[number]
+        self.acting = self.processes[number]
+        return self.acting
 
     def _start_process(self) -> Process:
         return Process(self.folder / "store.db", lambda: self.now, SCOPE, self.topic, self.log, self.size)
@@ -138,9 +140,10 @@ class StoreMachine(Stream):
         """It is stopped between two transactions; others take its partitions, and then it goes on."""
         process = self._process(number)
         self.now += TTL + 1
-        other = self._process((number + 1) % 3)
+        other = self._process((self.processes.index(process) + 1) % 3)
         other.claim_what_is_free()
-        self._work(other, rounds=2)
+        other.work(read_stamps=True)
+        self.acting = process
         process.work(read_stamps=False)
 
     @rule(number=PROCESSES, read_stamps=st.booleans(), rounds=st.integers(1, 3))
@@ -159,15 +162,29 @@ class StoreMachine(Stream):
         """A lane whose keeper is slow: nothing is claimed, nothing renewed."""
         self._process(number).work(read_stamps=read_stamps)
 
-    @rule(number=PROCESSES, what=st.sampled_from(["die", "die", "fail"]), after=st.integers(0, 40))
-    def work_until_a_statement(self, number, what, after):
-        """It dies, or its store fails it, at any statement."""
-        self._work_with(number, what, after)
+    @rule(
+        number=PROCESSES,
+        accident=st.tuples(st.sampled_from(["die", "die", "fail"]), st.integers(0, 40))
+        | st.tuples(st.sampled_from(COMMITS), st.integers(0, 2)),
+    )
+    def work_until_an_accident(self, number, accident):
+        """It dies, or its store fails it, at any statement; or around a commit, and never learns whether it happened."""
+        self._work_with(number, *accident)
 
-    @rule(number=PROCESSES, what=st.sampled_from(COMMITS), after=st.integers(0, 2))
-    def work_until_a_commit(self, number, what, after):
-        """It dies before or after a commit, or never learns whether it happened."""
-        self._work_with(number, what, after)
+    @rule(number=PROCESSES, key=st.sampled_from("aab"), after=st.integers(0, 10), verb=st.sampled_from(["skip", "hold"]))
+    def work_while_an_operator_acts(self, number, key, after, verb):
+        """The verb comes between two of its transactions, or between a read and the transaction that builds on it."""
+        process = self._process(number)
+        process.claim_what_is_free()
+        process.faults.interrupt(lambda: self._try_verb(verb, key), after)
+        process.work(read_stamps=False)
+        process.faults.disarm()
+
+    def _try_verb(self, verb, key):
+        if verb == "hold":
+            self.hold(key)
+        elif key in self._parked_keys("depth > 0"):
+            self._skip(key)
 
     def _work_with(self, number, what, after):
         process = self._process(number)
@@ -178,7 +195,7 @@ class StoreMachine(Stream):
         except (Died, StoreError) as error:
             if process.faults.dead:
                 process.bury()
-                self.processes[number] = self._start_process()
+                self.processes[self.processes.index(process)] = self._start_process()
             elif not isinstance(error, StoreUnavailable):  # at that the lane pauses, and works again later
                 raise
         process.faults.disarm()
@@ -229,7 +246,7 @@ class StoreMachine(Stream):
         if self.held:
             return
         self._stand(key, lambda standing, _dead: replace(standing, held=True))
-        self.held.add(key)
+        self.held[key] = self.reader.execute("SELECT count(*) FROM ledger WHERE key = ?", [key]).fetchone()[0]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -238,7 +255,7 @@ class StoreMachine(Stream):
 
     def _release(self, key):
         self._stand(key, lambda standing, dead: released(standing, self.now, dead=dead))
-        self.held.discard(key)
+        del self.held[key]
 
     def _stand(self, key, change):
         session = self.operator.session()
@@ -283,7 +300,7 @@ class StoreMachine(Stream):
             rows=rows,
             keys=self._standings(),
             ledger=[Effect(*row) for row in ledger],
-            held=frozenset(self.held),
+            held=self.held,
         )
 
     def _records(self) -> dict[str, RecordRow]:
@@ -330,9 +347,11 @@ class StoreMachine(Stream):
         self.now += 2 * TTL
         last = self._start_process()
         self.processes.append(last)
+        self.acting = last
         assert last.claim_what_is_free() == 2, "a lease that is over could not be claimed"
-        for _ in range(60):
-            self.now += 5 * MICROSECOND
+        for _ in range(12):
+            self.now += 30 * MICROSECOND
+            last.renew()
             while last.work(read_stamps=True):
                 pass
         self.promises_hold()

@@ -2,20 +2,25 @@
 
 import json
 import os
+import signal
+import sys
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pymysql
 import pytest
 from pymysql.constants import CLIENT
-from sqlalchemy import bindparam, column, make_url, select, table, text
+from sqlalchemy import bindparam, column, create_engine, make_url, select, table, text
+from sqlalchemy.pool import NullPool
+from support.programs import Program, seriatim, write_program
 from support.rig import PATIENCE_S, Rig, wait_until
-from support.services import service_url
+from support.services import OwnService, service_url
 
-from seriatim import StateMachine
+from seriatim import App, Settings, StateMachine
 from seriatim.core.decision import KeyStanding, Outcome, Place, Reason, Status
 from seriatim.core.errors import (
     CommitUnknown,
@@ -30,14 +35,21 @@ from seriatim.core.store import open_store, schema
 from seriatim.core.store.port import Fenced, FenceStep, Finish, NewRecord, ParkedMessage, Scope
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from examples.orders import tables  # noqa: E402 - after the path
+from examples.orders.app import orders  # noqa: E402
+from examples.orders.check import check_all  # noqa: E402
+from examples.orders.traffic import plan  # noqa: E402
+
 SCOPE = Scope("shop", "orders")
 TTL = 2_000_000
 
-SHOP_TABLES = (
+LEDGER = (
     "CREATE TABLE ledger (id BIGINT PRIMARY KEY AUTO_INCREMENT, `key` VARCHAR(255), biz_key VARCHAR(255),"
-    " type VARCHAR(64), note TEXT) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
-    "CREATE TABLE orders (order_no VARCHAR(64) PRIMARY KEY, status VARCHAR(16), version BIGINT)",
+    " type VARCHAR(64), note TEXT) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 )
+ORDERS = "CREATE TABLE orders (order_no VARCHAR(64) PRIMARY KEY, status VARCHAR(16), version BIGINT)"
 ENTER = text("INSERT INTO ledger (`key`, biz_key, type, note) VALUES (:key, :biz_key, :type, :note)")
 
 
@@ -136,7 +148,7 @@ class MariadbRig(Rig):
         self._numbers = count(1)
         with closing(open_store(self.store)) as store:
             store.init()
-        for statement in SHOP_TABLES:
+        for statement in (LEDGER, ORDERS):
             database.sql(statement)
 
     def rows(self, query, *params):
@@ -268,7 +280,7 @@ def test_an_init_that_was_interrupted_is_finished_by_the_next(own_store, databas
         ("DROP TABLE parked_key", "parked_key"),
         ("ALTER TABLE idempotent_record DROP COLUMN illegal", r"idempotent_record\.illegal is missing"),
         (
-            "ALTER TABLE parked_key MODIFY sharding_key VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+            "ALTER TABLE parked_key MODIFY sharding_key VARCHAR(255) COLLATE utf8mb4_bin NOT NULL",
             r"parked_key\.sharding_key compares by utf8mb4_bin, and must by utf8mb4_nopad_bin",
         ),
         ("ALTER TABLE parked_message MODIFY error TEXT CHARACTER SET latin1", r"parked_message\.error .* utf8mb4"),
@@ -286,10 +298,10 @@ def test_tables_that_are_not_this_programs_are_named(own_store, database, harm, 
 @pytest.mark.parametrize("rights", ["SELECT", "SELECT, INSERT, UPDATE"])
 def test_a_user_without_rights_is_told_which_to_ask_for(own_store, database, rights):
     user = f"u{time.monotonic_ns() % 10**12}"
-    database.sql(f"CREATE USER {user}@'%%' IDENTIFIED BY 'x'")
+    database.sql(f"CREATE USER {user}@'%%' IDENTIFIED BY '{user}'")
     try:
         database.sql(f"GRANT {rights} ON {database.name}.* TO {user}@'%%'")
-        url = make_url(database.url).set(username=user, password="x").render_as_string(hide_password=False)
+        url = make_url(database.url).set(username=user, password=user).render_as_string(hide_password=False)
         with closing(open_store(url)) as poor, pytest.raises(ConfigurationError, match="GRANT SELECT, INSERT"):
             poor.check()
     finally:
@@ -547,8 +559,7 @@ def test_a_body_of_several_megabytes_fits_and_one_over_the_packet_is_refused_ali
 def test_a_locking_read_does_not_wait_for_a_foreign_row(store, session, other, shared):
     # review N6: left to itself, the server looks at the whole of a small table, and waits for every locked row in it
     shared.sql("CREATE TABLE business (code VARCHAR(32) PRIMARY KEY, status VARCHAR(16)) ENGINE = InnoDB")
-    for number in range(100):
-        shared.sql("INSERT INTO business VALUES (%s, 'NEW')", f"c{number:03}")
+    shared.sql("INSERT INTO business VALUES " + ", ".join(f"('c{number:03}', 'NEW')" for number in range(100)))
     query = (
         select(column("code"))
         .select_from(table("business"))
@@ -668,3 +679,111 @@ def test_many_lanes_over_neighbouring_keys_never_deadlock_and_never_mix_up_answe
     answers = rig.rows("SELECT biz_key, response_body FROM idempotent_record WHERE status = 2")
     assert len(answers) == len(once)
     assert all(json.loads(answer) == {"of": biz_key} for biz_key, answer in answers)
+
+
+# -- processes that die or stand still, a server that goes and comes
+
+
+SLOW_SHOP = """
+orders = app.topic("orders", partitions=4)
+ENTER = text("INSERT INTO ledger (`key`, biz_key, type, note) VALUES (:key, :biz_key, :type, :note)")
+
+@orders.on("step")
+def step(event, ctx):
+    m = ctx.message
+    ctx.tx.execute(ENTER, {"key": m.sharding_key, "biz_key": m.biz_key, "type": m.type, "note": str(os.getpid())})
+    if once("stuck"):
+        mark("in-hand", os.getpid())
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_owner_that_ends_or_stands_still_inside_its_transaction_is_replaced(rig, number):
+    # the server rolls back what it had done; a stopped one wakes up and has nothing left
+    lease_s = 2
+    write_program(rig.folder, SLOW_SHOP)
+    orders = App("sender").topic("orders", partitions=4)
+    named = {"SERIATIM_STORE": rig.store, "SERIATIM_LEASE_S": str(lease_s)}
+    with Program(rig.folder, "run", "shop:app", **named) as first:
+        wait_until(lambda: rig.owners() == 1, "the first process's partitions")
+        sent = sorted(rig.send(orders, f"k{index}", biz_key=f"b{index}") for index in range(12))
+        wait_until((rig.folder / "in-hand").exists, "the handler")
+        first.signal(number)
+        began = time.monotonic()
+        with Program(rig.folder, "run", "shop:app", **named) as second:
+            wait_until(lambda: len(rig.ledger()) >= len(sent), "the take-over")
+            took_s = time.monotonic() - began
+            if number == signal.SIGSTOP:
+                first.signal(signal.SIGCONT)
+                wait_until(lambda: rig.owners() == 2, "the stopped one to join again")
+            second.signal(signal.SIGTERM)
+            first.signal(signal.SIGTERM)
+            assert second.wait().code == 0
+    assert sorted(rig.ledger()) == sent
+    # twice the lease, and what it takes to start a process and claim partition by partition
+    assert took_s < 2 * lease_s + 6, f"the take-over took {took_s:.1f} s"
+
+
+@pytest.fixture
+def own_server(tmp_path):
+    """A MariaDB of the test's own, that it may kill."""
+    server = OwnService(tmp_path, "mariadb")
+    server.start()
+    yield server
+    server.say("stop")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_consumption_pauses_while_the_server_is_away_and_goes_on(tmp_path, own_server, monkeypatch, number):
+    url = f"mysql+pymysql://seriatim:seriatim@127.0.0.1:{own_server.port}/seriatim"
+    monkeypatch.setattr(f"{__name__}.service_url", lambda _: url)
+    database = Database("mid_run")
+    database.make()
+    rig = MariadbRig(tmp_path, database)
+    app = rig.app(lanes=2)
+    orders = app.topic("orders", partitions=8)
+
+    @orders.on("step")
+    def step(event, ctx):
+        enter(ctx)
+
+    sent = [orders.message(key=f"k{index % 50}", type="step", biz_key=f"b{index}", body={}) for index in range(3000)]
+    with rig.working(app) as witness:
+        rig.send_all(orders, sent[:1500])
+        wait_until(lambda: len(rig.ledger()) >= 300, "some effects")
+        os.kill(own_server.pid, number)
+        rig.send_all(orders, sent[1500:])
+        wait_until(lambda: witness.seen("lane paused"), "the pause")
+        own_server.start()
+        wait_until(lambda: len(rig.ledger()) >= len(sent), "everything", patience_s=60)
+    ledger = rig.ledger()
+    assert sorted(ledger) == sorted(message.biz_key for message in sent)
+    for key in range(50):
+        of_key = [int(biz_key[1:]) for biz_key in ledger if int(biz_key[1:]) % 50 == key]
+        assert of_key == sorted(of_key)
+    assert rig.parked() == []
+
+
+def test_the_orders_example_runs_by_another_store_url(tmp_path, database):
+    # only the URL changes: duplicates, early ones, failing payments, and it all adds up
+    traffic = plan(150, 5)
+    tables.create(database.url, traffic.stock.items())
+    named = {
+        "SERIATIM_STORE": database.url,
+        "SERIATIM_BROKER": f"embedded:{tmp_path}/broker.db",
+        "PYTHONPATH": str(ROOT),
+        "SERIATIM_LOG_LEVEL": "WARNING",
+    }
+    made = seriatim(tmp_path, "init", **named)
+    assert made.code == 0, made
+    sender = App("sender", settings=Settings(broker=named["SERIATIM_BROKER"], store=database.url))
+    sender.topics[orders.name] = orders
+    with sender.producer() as producer:
+        producer.send(*(replace(message, produced_at=time.time()) for message in traffic.messages))
+    ran = [Program(tmp_path, "run", "examples.orders.app:app", "--until-idle", "6", **named) for _ in range(2)]
+    ended = [program.wait(90) for program in ran]
+    assert [one.code for one in ended] == [0, 0], ended
+    with closing(create_engine(database.url, poolclass=NullPool).connect()) as connection:
+        found = check_all(connection, traffic.ends)
+    assert [check.wrong for check in found] == [[], [], [], []]

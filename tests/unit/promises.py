@@ -58,7 +58,7 @@ class Picture:
     rows: list[ParkedMessage] = field(default_factory=list)
     keys: dict[str, KeyStanding] = field(default_factory=dict)
     ledger: list[Effect] = field(default_factory=list)
-    held: frozenset[str] = frozenset()
+    held: dict[str, int] = field(default_factory=dict)  #: by held key: how many effects it had when it was held
 
     def queue(self, key: str) -> list[ParkedMessage]:
         return [row for row in self.rows if row.sharding_key == key and row.place is Place.QUEUE]
@@ -78,7 +78,7 @@ def response_to(message: Sent) -> bytes:
 
 def broken(picture: Picture) -> list[str]:
     """Every promise that the picture breaks, in words."""
-    checks = (_one_effect, _in_order, _nothing_lost, _answers, _early, _counters, _records_and_rows)
+    checks = (_one_effect, _in_order, _held, _nothing_lost, _answers, _early, _counters, _records_and_rows)
     return [breach for check in checks for breach in check(picture)]
 
 
@@ -119,6 +119,14 @@ def _in_order(picture: Picture) -> Iterator[str]:
                     elif at[biz_key] > at[message.biz_key]:
                         yield f"P1: {message.biz_key} had its effect before {biz_key}"
             earlier.append(message.biz_key)
+
+
+def _held(picture: Picture) -> Iterator[str]:
+    """A held key has no effects."""
+    counts = Counter(effect.key for effect in picture.ledger)
+    for key, count in picture.held.items():
+        if counts[key] > count:
+            yield f"HOLD: {key} is held, and had {counts[key] - count} effects since"
 
 
 def _may_be_passed(picture: Picture, biz_key: str) -> bool:

@@ -17,13 +17,13 @@ from seriatim.core.envelope import seal
 from seriatim.core.message import Delivery, Message, Position
 from seriatim.core.store.port import MICROSECOND
 
-from .promises import Sent
+from .promises import Sent  # noqa: TID252
 
 TOPIC = "orders"
 HOMES = {"a": "0", "b": "0", "c": "1"}  #: the partition of each sharding key
 LONG = os.environ.get("SERIATIM_HYPOTHESIS") == "long"
 
-MOODS = ("ok", "ok", "ok", "fail", "fail", "retry", "reject")
+MOODS = ("ok", "ok", "ok", "ok", "fail", "fail", "retry", "reject")
 POLICIES = [
     Policy(
         on_failure,
@@ -84,12 +84,10 @@ class Stream(RuleBasedStateMachine):
 
     # -- producers
 
-    @rule(keys=st.lists(st.sampled_from("aaabc"), min_size=1, max_size=5), mood=st.sampled_from(MOODS))
-    def send(self, keys, mood):
-        """One or several; the first in this mood."""
-        for key in keys:
+    @rule(messages=st.lists(st.tuples(st.sampled_from("aaabc"), st.sampled_from(MOODS)), min_size=1, max_size=5))
+    def send(self, messages):
+        for key, mood in messages:
             self._send(self._new(key, mood))
-            mood = "ok"
 
     @rule(key=st.sampled_from("ab"), other=st.sampled_from("abc"), mood=st.sampled_from(MOODS))
     def send_early(self, key, other, mood):

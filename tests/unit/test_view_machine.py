@@ -34,8 +34,8 @@ from seriatim.core.task import of_delivery, of_row
 from seriatim.core.topic import Topic
 from seriatim.core.view import Success, TooEarly, View
 
-from .promises import Effect, Picture, RecordRow, Sent, broken, response_to
-from .stream import HOMES, TOPIC, Stream, bounds, hunting, released, skipped
+from .promises import Effect, Picture, RecordRow, Sent, broken, response_to  # noqa: TID252
+from .stream import HOMES, TOPIC, Stream, bounds, hunting, released, skipped  # noqa: TID252
 
 
 @dataclass
@@ -111,7 +111,7 @@ class ViewMachine(Stream):
 
     def set_up(self):
         self.tables = Tables()
-        self.held: set[str] = set()
+        self.held: dict[str, int] = {}
         self.topic = Topic(TOPIC, ("0", "1"), policy=self.policy)
         self.topic.on("*")(lambda _event, _context: None)
 
@@ -160,7 +160,8 @@ class ViewMachine(Stream):
     @precondition(lambda self: any(row.place is Place.QUEUE for row in self.tables.rows.values()))
     @rule(data=st.data())
     def skip_a_head(self, data):
-        key = data.draw(st.sampled_from(sorted({r.sharding_key for r in self.tables.rows.values() if r.place is Place.QUEUE})))
+        keys = {row.sharding_key for row in self.tables.rows.values() if row.place is Place.QUEUE}
+        key = data.draw(st.sampled_from(sorted(keys)))
         head = self.tables.placed(key, Place.QUEUE)[0]
         known = Record(Status.FAILED, Outcome.REJECTED, head.type, head.digest)
         stored = self.tables.records.setdefault(head.biz_key, Stored(known))
@@ -172,9 +173,11 @@ class ViewMachine(Stream):
 
     @rule(key=st.sampled_from("ab"))
     def hold(self, key):
+        if self.held:
+            return
         standing = replace(self.tables.keys.get(key, FREE), held=True)
         self.tables.write(Writes(keys={key: (HOMES[key], standing)}))
-        self.held.add(key)
+        self.held[key] = sum(effect.key == key for effect in self.tables.ledger)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -184,7 +187,7 @@ class ViewMachine(Stream):
         dead = bool(head) and head[0].reason is Reason.DEAD
         standing = released(self.tables.keys[key], self.now, dead=dead)
         self.tables.write(Writes(keys={key: (HOMES[key], standing)}))
-        self.held.discard(key)
+        del self.held[key]
 
     # -- what must hold
 
@@ -198,8 +201,9 @@ class ViewMachine(Stream):
             for name, one in tables.records.items()
         }
         rows = [row for _, row in sorted(tables.rows.items())]
-        held = frozenset(self.held)
-        picture = Picture(self.policy, self.sent, tables.handled, records, rows, tables.keys, tables.ledger, held)
+        picture = Picture(
+            self.policy, self.sent, tables.handled, records, rows, tables.keys, tables.ledger, self.held
+        )
         assert broken(picture) == []
 
     def teardown(self):
@@ -221,7 +225,8 @@ class ViewMachine(Stream):
         self.promises_hold()
         for key, standing in self.tables.keys.items():
             head = self.tables.placed(key, Place.QUEUE)[:1]
-            assert head and head[0].reason is Reason.DEAD, f"{key} never comes to an end: {standing}"
+            assert head, f"{key} never comes to an end: {standing}"
+            assert head[0].reason is Reason.DEAD, f"the head of {key} is never tried: {standing}"
 
     def _settle_down(self, partition: str, key: str) -> None:
         ViewMachine.take_what_arrived(self, partition, 9, dies=False)
@@ -260,7 +265,7 @@ class Run:
             now=machine.now,
             records={name: tables.records[name].known for name in names if name in tables.records},
             waiting={name: one for name, one in tables.waiting().items() if name in names},
-            keys={task.sharding_key: tables.keys[task.sharding_key] for task in self.tasks if task.sharding_key in tables.keys},
+            keys={key: one for key, one in tables.keys.items() if key in {task.sharding_key for task in self.tasks}},
             read_through={self.partition: machine.now} if self._is_read() else {},
         )
         for name in names:
