@@ -31,9 +31,9 @@ def plan(me: str, alive: Sequence[str], rows: Sequence[OwnerRow], now: int) -> P
     held = Counter(row.member for row in taken)
     ranked = sorted(members, key=lambda member: (-held[member], member))
     base, left_over = divmod(len(rows), len(members))
-    share = base + (1 if ranked.index(me) < left_over else 0)
+    shares = {member: base + (rank < left_over) for rank, member in enumerate(ranked)}
+    wanted = {member: max(0, shares[member] - held[member]) for member in members}
     free = [row.partition for row in rows if row not in taken]
-    wanted = max(0, share - held[me])
-    start = members.index(me) * len(free) // len(members)
-    claims = [*free[start:], *free[:start]][:wanted]
-    return Plan(tuple(claims), max(0, held[me] - share))
+    start = min(len(free), sum(wanted[member] for member in members if member < me))
+    claims = [*free[start:], *free[:start]][: wanted[me]]
+    return Plan(tuple(claims), max(0, held[me] - shares[me]))

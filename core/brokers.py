@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import entry_points
-from urllib.parse import urlsplit
 
 from seriatim.core.broker import Broker, BrokerFactory
 from seriatim.core.errors import ConfigurationError
 
 GROUP = "seriatim.adapters"
+_URL = re.compile(r"([A-Za-z][\w+.-]*:)?(//)?(.*)", re.DOTALL)
 
 
 def open_broker(url: str) -> Broker:
@@ -18,7 +19,7 @@ def open_broker(url: str) -> Broker:
         ConfigurationError: no adapter has that scheme, or the adapter can't read the URL or lacks its library.
         BrokerError: the broker is away.
     """
-    scheme = urlsplit(url).scheme
+    scheme = (_URL.fullmatch(url).group(1) or "").rstrip(":").lower()  # type: ignore[union-attr]  # it matches any text
     known = {point.name: point for point in entry_points(group=GROUP)}
     if scheme not in known:
         raise ConfigurationError(
@@ -31,16 +32,25 @@ def open_broker(url: str) -> Broker:
         raise ConfigurationError(
             f"the adapter for {scheme}:// needs a library that isn't installed: {error}"
         ) from error
-    return factory(url)
+    try:
+        return factory(url)
+    except ValueError as error:
+        raise ConfigurationError(f"broker URL {redact(url)!r} can't be read: {error}") from error
 
 
 def redact(url: str) -> str:
-    """`url` without its password and without what its query may hold: fit for logs and errors."""
-    parts = urlsplit(url)
-    netloc = parts.netloc
-    if "@" in netloc:
-        user, _, host = netloc.rpartition("@")
-        netloc = f"{user.split(':')[0]}:***@{host}" if ":" in user else f"{user}@{host}"
-    query = "?…" if parts.query else ""
-    slashes = "//" if netloc or url.startswith(f"{parts.scheme}://") else ""
-    return f"{parts.scheme}:{slashes}{netloc}{parts.path}{query}" if parts.scheme else f"{netloc}{parts.path}{query}"
+    """`url` without its password and without what its query may hold: fit for logs and errors.
+
+    By its text alone, since a URL that can't be parsed may hold a secret, too: what stands between the user's name and
+    the last ``@`` goes; where there is no ``//``, all that stands before the ``@``.
+    """
+    scheme, slashes, rest = _URL.fullmatch(url).groups("")  # type: ignore[union-attr]  # it matches any text
+    login, at, rest = rest.rpartition("@")
+    place = re.split(r"[?#]", rest, maxsplit=1)
+    shown = place[0] + ("?…" if len(place) > 1 else "")
+    user, colon, _ = login.partition(":")
+    if not at:
+        return f"{scheme}{slashes}{shown}"
+    if not slashes:
+        return f"{scheme}***@{shown}"
+    return f"{scheme}{slashes}{user}{':***' if colon else ''}@{shown}"

@@ -126,7 +126,9 @@ class HumanFormatter(logging.Formatter):
 
 def _plain(value: Any) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c.isspace() or c == '"' for c in text) else text
+    if not text.isprintable():  # control characters would colour a terminal, or begin another line
+        return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False) if not text or " " in text or '"' in text else text
 
 
 def configure_logging(form: str = "human", level: str = "INFO", stream: TextIO | None = None) -> None:

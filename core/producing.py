@@ -91,15 +91,14 @@ class OrderedProducer:
         try:
             self._producer.send(routed)
         except SendFailed as error:
-            self._remember(error.unconfirmed)
+            self._remember(routed, error.unconfirmed)
             raise
-        with self._mutex:
-            for _, message in routed:
-                self._unconfirmed.pop((message.topic, message.sharding_key), None)
+        self._remember(routed, ())
 
-    def _remember(self, unconfirmed: Iterable[Message]) -> None:
+    def _remember(self, sent: Iterable[tuple[str, Message]], unconfirmed: Iterable[Message]) -> None:
+        """Of the keys that were sent, those with something unconfirmed are in doubt, the others aren't any more."""
         with self._mutex:
-            fresh: dict[Key, list[Message]] = {}
+            for _, message in sent:
+                self._unconfirmed.pop((message.topic, message.sharding_key), None)
             for message in unconfirmed:
-                fresh.setdefault((message.topic, message.sharding_key), []).append(message)
-            self._unconfirmed |= fresh
+                self._unconfirmed.setdefault((message.topic, message.sharding_key), []).append(message)

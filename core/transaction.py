@@ -63,7 +63,8 @@ class HandlerTransaction:
         self._ours = False
         self.fault: Fault | None = None
         self.error: BaseException | None = None
-        connection.info[_GUARD] = self
+        self._info = connection.info  # asked for once: a connection that was lost has none
+        self._info[_GUARD] = self
 
     # -- what handlers use
 
@@ -148,7 +149,7 @@ class HandlerTransaction:
 
     def close(self) -> None:
         """Take the guard off the connection."""
-        self._connection.info.pop(_GUARD, None)
+        self._info.pop(_GUARD, None)
 
     def note(self, error: BaseException) -> None:
         """Remember the first error; a store's or a contention's outweighs a handler's own."""

@@ -28,7 +28,6 @@ from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
 
-
 PATIENT_TRIES = 2  #: tries that leave a locked row out, before one waits for it
 
 

@@ -18,7 +18,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 
 
 @pytest.fixture
-def rig(tmp_path):
+def rig(tmp_path: Path) -> object:
     """A shop in a folder of the test's own: embedded broker, SQLite, and tables of its own."""
     from support.rig import Rig  # noqa: PLC0415 - unit tests needn't wait for the whole product
 

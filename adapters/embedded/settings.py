@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from seriatim.core.brokers import redact
 from seriatim.core.errors import ConfigurationError
 
 
@@ -56,15 +57,15 @@ def read_url(url: str) -> Settings:
 
 def _path(url: str, parts: SplitResult) -> Path:
     if parts.fragment:
-        raise ConfigurationError(f"broker URL {url!r}: write # as %23 in a file's name")
+        raise ConfigurationError(f"broker URL {redact(url)!r}: write # as %23 in a file's name")
     if parts.netloc not in {"", "."}:
         raise ConfigurationError(
-            f"broker URL {url!r}: an embedded log is on this host, and {parts.netloc!r} reads as another; "
+            f"broker URL {redact(url)!r}: an embedded log is on this host, and what stands after // reads as another; "
             "write embedded:///absolute/path.db or embedded:relative.db"
         )
     path = unquote(parts.path.lstrip("/") if parts.netloc else parts.path)
     if not path.strip("/") or path.endswith("/") or "\x00" in path:
-        raise ConfigurationError(f"broker URL {url!r} names no file: write embedded:///absolute/path.db")
+        raise ConfigurationError(f"broker URL {redact(url)!r} names no file: write embedded:///absolute/path.db")
     return Path(path).resolve()  # one file, one lock, whatever links lead to it
 
 
@@ -73,14 +74,16 @@ def _options(url: str, query: str) -> dict[str, Any]:
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in _READERS:
             raise ConfigurationError(
-                f"broker URL {url!r}: unknown option {name!r}; there are {', '.join(sorted(_READERS))}"
+                f"broker URL {redact(url)!r}: unknown option {name!r}; there are {', '.join(sorted(_READERS))}"
             )
         if name in options:
-            raise ConfigurationError(f"broker URL {url!r}: option {name!r} is given twice")
+            raise ConfigurationError(f"broker URL {redact(url)!r}: option {name!r} is given twice")
         try:
             options[name] = _READERS[name](text)
         except ValueError as error:
-            raise ConfigurationError(f"broker URL {url!r}: option {name!r} can't be {text!r}: {error}") from None
+            raise ConfigurationError(
+                f"broker URL {redact(url)!r}: option {name!r} can't be {text!r}: {error}"
+            ) from None
     return options
 
 

@@ -11,6 +11,9 @@ from seriatim.core.audit.report import Report, Violation
 from seriatim.core.decision import Outcome, Reason, Status
 from seriatim.core.manifest import Sent
 
+_APPLIED, _ALREADY, _STALE = Outcome.APPLIED.value, Outcome.ALREADY.value, Outcome.STALE.value
+_REJECTED, _EARLY, _PARKED = Outcome.REJECTED.value, Outcome.EARLY.value, Outcome.PARKED.value
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -81,7 +84,7 @@ class Judge:
         places = sorted({entry.partition for entry in entries})
         if len(places) > 1:
             self.report.findings.add(Violation.MISPLACED, key=sharding_key, partitions=places)
-        applied = [entry for entry in entries if entry.outcome == Outcome.APPLIED.value]
+        applied = [entry for entry in entries if entry.outcome == _APPLIED]
         self._doubles(sharding_key, applied)
         self._order(sharding_key, applied)
         self._passed(sharding_key, {entry.biz_key for entry in entries if self._is_exception(entry)})
@@ -130,16 +133,16 @@ class Judge:
         return None if biz_key is None else self._orders.get(biz_key)
 
     def _is_exception(self, entry: Entry) -> bool:
-        if entry.first_outcome == Outcome.EARLY.value or entry.biz_key in self.known.acted_on:
+        if entry.first_outcome == _EARLY or entry.biz_key in self.known.acted_on:
             return True
-        return self.known.set_aside and entry.first_outcome == Outcome.PARKED.value
+        return self.known.set_aside and entry.first_outcome == _PARKED
 
     # -- one record
 
     def _entry(self, entry: Entry) -> None:
         report = self.report
         report.messages += 1
-        report.early += entry.first_outcome == Outcome.EARLY.value
+        report.early += entry.first_outcome == _EARLY
         if entry.biz_key in self._waiting or entry.biz_key in self._dead:
             self._recorded.add(entry.biz_key)
         self._mark_found(entry.biz_key, entry.partition)
@@ -153,9 +156,9 @@ class Judge:
 
     def _succeeded(self, entry: Entry) -> None:
         report = self.report
-        report.applied += entry.outcome == Outcome.APPLIED.value
-        report.already += entry.outcome == Outcome.ALREADY.value
-        report.stale += entry.outcome == Outcome.STALE.value
+        report.applied += entry.outcome == _APPLIED
+        report.already += entry.outcome == _ALREADY
+        report.stale += entry.outcome == _STALE
         report.illegal += entry.illegal
         if entry.settled_at is not None:
             report.received_to_committed.add(entry.settled_at - entry.received_at)
@@ -171,7 +174,7 @@ class Judge:
             )
 
     def _failed(self, entry: Entry) -> None:
-        if entry.outcome == Outcome.REJECTED.value:
+        if entry.outcome == _REJECTED:
             self.report.rejected += 1
             if entry.biz_key not in self._dead and entry.biz_key not in self.known.acted_on:
                 self.report.findings.add(

@@ -16,8 +16,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ LOOK_ALIKES = [
     ("Strasse", "Straße"),
     ("k", "k "),
     ("k", " k"),
-    ("1", "１"),
+    ("1", "\uff11"),
     ("i", "İ"),
     ("a_", "a%"),
 ]
@@ -131,9 +132,15 @@ class StoreContract:
 
     @pytest.fixture
     def open_child(self, store: Store, store_url: str) -> Iterator[Callable[[], StoreChild]]:
-        assert store
+        assert store.partitions(ORDERS.topic), "a child finds what it works on"
         with contextlib.ExitStack() as stack:
-            yield lambda: stack.enter_context(StoreChild(store_url, self.patience_s))
+
+            def open_child() -> StoreChild:
+                child = StoreChild(store_url, self.patience_s)
+                stack.callback(child.kill)
+                return child
+
+            yield open_child
 
     def await_claim(self, session: Session, partition: str = "0", ttl: int = LONG) -> Claimed:
         """Claim a partition as soon as its lease is over."""
@@ -210,7 +217,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("other", [["0", "1"], ["0", "1", "2", "3"], ["2", "1", "0"], ["0", "1", "x"]])
     def test_another_list_of_partitions_is_refused(self, store: Store, other: list[str]) -> None:
-        with pytest.raises(ConfigurationError, match="'orders'.*store knows"):
+        with pytest.raises(ConfigurationError, match=r"'orders'.*store knows"):
             store.declare(Scope("another group", "orders"), other)
         assert store.partitions("orders") == ("0", "1", "2")
 
@@ -307,8 +314,11 @@ class StoreContract:
     def test_only_one_of_many_gets_a_free_lease(self, open_session: Callable[[], Session]) -> None:
         sessions = [open_session() for _ in range(6)]
         got: list[Claimed | None] = []
-        claims = [lambda one=one: got.append(one.leases.claim(ORDERS, "0", "m", LONG, wait=True)) for one in sessions]
-        run_together(claims, self.patience_s)
+
+        def claim(one: Session) -> None:
+            got.append(one.leases.claim(ORDERS, "0", "m", LONG, wait=True))
+
+        run_together([partial(claim, one) for one in sessions], self.patience_s)
         assert len([claimed for claimed in got if claimed is not None]) == 1
 
     # -- renewal and release
@@ -426,11 +436,10 @@ class StoreContract:
         with session.transaction():
             session.leases.hold_row(ORDERS, "1")
         session.leases.release(ORDERS, "2", owner_of(rows["2"]), rows["2"].epoch)
-        with pytest.raises(Undo), session.transaction():
+        with undone(session):
             broken = session.leases.fence(ORDERS, [step(row) for row in rows.values()], LONG)
             assert broken["1"] is Fenced.MOVED
             assert broken["2"] is Fenced.LOST
-            raise Undo
 
     def test_an_operator_and_the_owner_wait_for_each_other(self, open_session: Callable[[], Session]) -> None:
         """Whoever changes a key holds its row: what is done under it is done by one at a time."""
@@ -466,11 +475,10 @@ class StoreContract:
     def test_what_is_raised_inside_undoes_everything(self, session: Session) -> None:
         claimed = session.leases.claim(ORDERS, "0", "one", LONG)
         assert claimed is not None
-        with pytest.raises(Undo), session.transaction():
+        with undone(session):
             assert not session.leases.fence(ORDERS, [step(claimed.row, position=Position("1", "i"))], LONG)
             session.records.claim(ORDERS, [record("b")], 1)
             session.write(ORDERS, Writes(parks=[parked("w")], keys={"k": ("0", KeyStanding(depth=1))}), 1)
-            raise Undo
         assert session.leases.owners(ORDERS)[0] == claimed.row
         assert session.records.look_up(ORDERS, ["b"]) == {}
         assert session.parking.waiting(ORDERS, ["w"]) == {}
@@ -487,11 +495,10 @@ class StoreContract:
         assert reader.records.look_up(ORDERS, ["b"])
 
     def test_a_released_savepoint_doesnt_outlive_its_transaction(self, session: Session) -> None:
-        with pytest.raises(Undo), session.transaction():
+        with undone(session):
             session.savepoint("inner")
             session.records.claim(ORDERS, [record("b")], 1)
             session.release("inner")
-            raise Undo
         assert session.records.look_up(ORDERS, ["b"]) == {}
 
     def test_a_savepoint_undoes_what_came_after_it_as_often_as_asked(self, session: Session) -> None:
@@ -570,7 +577,8 @@ class StoreContract:
             assert session.records.attempts(ORDERS, "b") == 3
             assert session.records.response(ORDERS, "b") == response
         row = session.run(idempotent_record.select()).mappings().one()
-        assert (row["message_type"], row["sharding_key"], row["partition_id"]) == ("тип🙂", "🙂" * MAX_KEY, "broker-a:3")
+        assert (row["message_type"], row["sharding_key"]) == ("тип🙂", "🙂" * MAX_KEY)
+        assert row["partition_id"] == "broker-a:3"
         assert (row["seq"], row["effect"], bytes(row["request_body"])) == (2**62, 2**40, body)
         assert (row["status"], row["outcome"], bool(row["illegal"])) == (2, "stale", True)
         assert (row["produced_at"], row["received_at"]) == (1_700_000_000_123_456, 1_700_000_000_654_321)
@@ -640,7 +648,8 @@ class StoreContract:
             )
             session.write(ORDERS, writes, 1)
         for key, digest, attempts in ((one, D1, 0), (other, D2, 5)):
-            assert {name: found.digest for name, found in session.records.look_up(ORDERS, [key]).items()} == {key: digest}
+            found = session.records.look_up(ORDERS, [key])
+            assert {name: one.digest for name, one in found.items()} == {key: digest}
             assert session.parking.waiting(ORDERS, [key]) == {key: Waiting("order.paid", digest)}
             assert session.parking.keys(ORDERS, [key])[key].attempts == attempts
             assert [row.biz_key for row in session.parking.rows(ORDERS, key, Place.QUEUE, 9)] == [key]
@@ -691,7 +700,8 @@ class StoreContract:
         with session.transaction():
             session.write(ORDERS, Writes(parks=[whole, whole]), 1)
         rows = session.run(parked_message.select()).mappings().all()
-        assert [(row["sharding_key"], row["biz_key"], bytes(row["body"])) for row in rows] == [(None, None, b"\xff\x00")] * 2
+        kept = [(row["sharding_key"], row["biz_key"], bytes(row["body"])) for row in rows]
+        assert kept == [(None, None, b"\xff\x00")] * 2
 
     def test_an_error_text_that_is_too_long_is_cut(self, session: Session) -> None:
         long = "🙂\x00" * 200_000
@@ -877,6 +887,14 @@ class Undo(Exception):
     """Raised to undo a transaction."""
 
 
+@contextlib.contextmanager
+def undone(session: Session) -> Iterator[None]:
+    """A transaction that is rolled back at its end."""
+    with contextlib.suppress(Undo), session.transaction():
+        yield
+        raise Undo
+
+
 def owner_of(row: OwnerRow) -> str:
     assert row.owner is not None
     return row.owner
@@ -887,7 +905,7 @@ def step(row: OwnerRow, **changes: Any) -> FenceStep:
     return replace(FenceStep(row.partition, owner_of(row), row.epoch, row.effect, advance=1), **changes)
 
 
-def run_together(jobs: list[Callable[[], object]], patience_s: float) -> None:
+def run_together(jobs: Sequence[Callable[[], object]], patience_s: float) -> None:
     """Run jobs on threads of their own, all begun at once.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Lanes to take apart: real ones on a real store, over a log in memory, that can be killed between any two statements."""
+"""Real lanes on a real store, over a log in memory, to be killed between any two statements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ TTL = 10_000_000  #: the lease, in microseconds
 class Log:
     """A broker in memory. With positions it is a log; without, it remembers what was acknowledged, as a queue does."""
 
-    def __init__(self, delivery: Callable[[str, int], Delivery], length: Callable[[str], int], *, positions: bool) -> None:
+    def __init__(
+        self, delivery: Callable[[str, int], Delivery], length: Callable[[str], int], *, positions: bool
+    ) -> None:
         self.delivery = delivery
         self.length = length
         self.positions = positions
@@ -158,7 +160,7 @@ class Faults:
         return commit
 
 
-COMMITS = ("died", "done and died", "unknown", "done and unknown")
+COMMITS = ("died", "done and died", "unknown", "unknown", "done and unknown")
 
 
 class Quiet:
@@ -177,7 +179,9 @@ class Quiet:
 class Process:
     """A process with one lane and a keeper that does as it is told."""
 
-    def __init__(self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic, log: Log, size: int) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic, log: Log, *, size: int
+    ) -> None:
         self.scope = scope
         self.store = open_store(f"sqlite:///{path}", clock=clock, lock_timeout_s=5.0)
         self.faults = Faults(self.store._engine)  # noqa: SLF001 - a process is killed from outside

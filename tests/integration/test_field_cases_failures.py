@@ -1,6 +1,7 @@
 """Field cases of failing messages (FC-D, FC-C, FC-O7, FC-R5): nothing is lost, overtaken, or tried for ever."""
 
 import io
+import itertools
 import json
 import sys
 import time
@@ -49,7 +50,7 @@ def test_a_message_that_always_fails_follows_the_back_off_and_other_keys_never_w
         wait_until(lambda: rig.parked("dead"), "the end of the failing one")
     spent = time.process_time() - spent
 
-    gaps = [later - earlier for earlier, later in zip(calls, calls[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(calls)]
     assert len(calls) == 4
     assert all(gap >= 0.28 for gap in gaps), gaps
     assert others_took < calls[-1] - began
@@ -154,12 +155,12 @@ HALF_NAMED = {
 @pytest.mark.parametrize("how", NAMELESS)
 def test_a_message_without_a_readable_key_is_kept_alone(rig, how):
     # field case FC-D7
-    rig_, app = rig, rig.app()
+    app = rig.app()
     orders = app.topic("orders", partitions=1, policy=QUICK)
     orders.on("step")(lambda event, ctx: enter(ctx))
-    rig_.append(orders, b"{}", **NAMELESS[how])
-    rig_.append(orders, b"{}", key="good", biz_key="good", kind="step")
-    rig_.run(app)
+    rig.append(orders, b"{}", **NAMELESS[how])
+    rig.append(orders, b"{}", key="good", biz_key="good", kind="step")
+    rig.run(app)
 
     assert rig.ledger() == ["good"]
     [(_, place, reason, error, body)] = rig.parked()
@@ -257,6 +258,10 @@ def loop():
     raise error
 
 
+def endless():
+    return endless()
+
+
 def raising(error):
     def run():
         raise error
@@ -273,7 +278,7 @@ ODD = {
     "a group": raising(OSError(OSError(OSError()))),
     "exit": lambda: sys.exit(0),
     "stop": raising(StopIteration()),
-    "recursion": lambda: ODD["recursion"](),
+    "recursion": endless,
     "rejected with half a character": raising(Reject("\ud800")),
     "rejected with nothing": raising(Reject()),
     "rejected with bytes": raising(Reject(b"\xff")),
@@ -425,11 +430,7 @@ def test_one_pool_serves_the_same_keys_in_two_topics_in_the_order_of_each(rig):
     for topic in topics:
         rig.send_all(
             topic,
-            [
-                topic.message(key=key, type="step", biz_key=f"{key}/{n}", body={})
-                for n in range(50)
-                for key in keys
-            ],
+            [topic.message(key=key, type="step", biz_key=f"{key}/{n}", body={}) for n in range(50) for key in keys],
         )
     rig.run(app, until_idle_s=0.4)
 

@@ -28,8 +28,8 @@ PATH = ["CREATED", "PAID", "SHIPPED", "COMPLETED"]
 def orders_of(app, partitions=1, policy=QUICK):
     machine = StateMachine("orders", key="order_no", column="status", after=AFTER)
     topic = app.topic("orders", partitions=partitions, policy=policy)
-    for state in AFTER:
-        insert = (lambda event: {}) if not AFTER[state] else None
+    for state, before in AFTER.items():
+        insert = None if before else lambda event: {}
 
         @topic.on(state, moves=machine.to(state, insert=insert))
         def move(event, ctx):
@@ -241,7 +241,7 @@ def test_many_early_events_under_load_are_all_applied(rig):
         [orders.message(key=name, type=state, biz_key=f"{name}:{state}", body={}) for name, state in events],
     )
     with rig.working(app):
-        wait_until(lambda: rig.ledger(), "the first effect")
+        wait_until(rig.ledger, "the first effect")
         with rig.working(other):
             wait_until(
                 lambda: rig.rows("SELECT count(*) FROM orders WHERE status = 'COMPLETED'") == [(len(names),)],

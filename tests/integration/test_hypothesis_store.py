@@ -129,7 +129,7 @@ class StoreMachine(Stream):
         return self.acting
 
     def _start_process(self) -> Process:
-        return Process(self.folder / "store.db", lambda: self.now, SCOPE, self.topic, self.log, self.size)
+        return Process(self.folder / "store.db", lambda: self.now, SCOPE, self.topic, self.log, size=self.size)
 
     @rule(number=PROCESSES, partition=st.sampled_from("01"))
     def give(self, number, partition):
@@ -168,10 +168,12 @@ class StoreMachine(Stream):
         | st.tuples(st.sampled_from(COMMITS), st.integers(0, 2)),
     )
     def work_until_an_accident(self, number, accident):
-        """It dies, or its store fails it, at any statement; or around a commit, and never learns whether it happened."""
+        """It dies, or its store fails it, at any statement; or around a commit, never learning which way it went."""
         self._work_with(number, *accident)
 
-    @rule(number=PROCESSES, key=st.sampled_from("aab"), after=st.integers(0, 10), verb=st.sampled_from(["skip", "hold"]))
+    @rule(
+        number=PROCESSES, key=st.sampled_from("aab"), after=st.integers(0, 10), verb=st.sampled_from(["skip", "hold"])
+    )
     def work_while_an_operator_acts(self, number, key, after, verb):
         """The verb comes between two of its transactions, or between a read and the transaction that builds on it."""
         process = self._process(number)
@@ -206,11 +208,16 @@ class StoreMachine(Stream):
         query = f"SELECT DISTINCT sharding_key FROM parked_key WHERE {condition} ORDER BY 1"
         return [key for (key,) in self.reader.execute(query)]
 
-    @rule(data=st.data())
-    def skip_a_head(self, data):
+    @rule(data=st.data(), again=st.booleans())
+    def skip_a_head(self, data, again):
+        """A head is skipped, while a duplicate of it may be on its way."""
         keys = self._parked_keys("depth > 0")
-        if keys:
-            self._skip(data.draw(st.sampled_from(keys)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        biz_key = self._skip(key)
+        if again:
+            self._send(next(one for one in self.sent[HOMES[key]] if one.biz_key == biz_key))
 
     def _skip(self, key):
         """As a verb does: one transaction that holds the partition's row, and never touches an applied record."""
@@ -224,6 +231,7 @@ class StoreMachine(Stream):
                 moved = replace(head, place=Place.CLOSED, reason=Reason.DEAD)
                 keys = {key: (HOMES[key], skipped(standing, self.now))}
                 session.write(SCOPE, Writes(moves=[moved], keys=keys), self.now)
+                return head.biz_key
         finally:
             session.close()
 
@@ -243,8 +251,10 @@ class StoreMachine(Stream):
 
     @rule(key=st.sampled_from("ab"))
     def hold(self, key):
+        """A key is held, and more comes for it."""
         if self.held:
             return
+        self._send(self._new(key, "ok"))
         self._stand(key, lambda standing, _dead: replace(standing, held=True))
         self.held[key] = self.reader.execute("SELECT count(*) FROM ledger WHERE key = ?", [key]).fetchone()[0]
 
@@ -363,7 +373,9 @@ class StoreMachine(Stream):
             assert head[0].reason is Reason.DEAD, f"the head of {key} is never tried: {head[0]}"
         for partition, messages in picture.sent.items():
             if partition not in stopped:
-                assert picture.handled.get(partition, 0) == len(messages), f"partition {partition} isn't read to its end"
+                assert picture.handled.get(partition, 0) == len(messages), (
+                    f"partition {partition} isn't read to its end"
+                )
 
 
 TestStoreMachine = StoreMachine.TestCase

@@ -94,7 +94,7 @@ def test_a_signal_to_an_idle_worker_ends_it_whenever_it_comes(rig, orders):
     for delay in (0.0, 0.03, 0.05, 0.07):
         with Program(rig.folder, "run", "shop:app") as program:
             wait_until(lambda: rig.owners() == 1, "its partitions")
-            wait_until(lambda end=_after(delay): end(), "the delay")
+            wait_until(_after(delay), "the delay")
             program.signal(signal.SIGTERM)
             ended = program.wait(15)
         assert ended.code == 0, ended
@@ -198,7 +198,9 @@ def restarted(rig, *options, most):
     ("how", "on_failure"),
     [("at once", "park"), ("by signal", "set_aside"), ("later", "set_aside")],
 )
-def test_a_message_that_kills_its_process_is_given_up_after_the_limit_and_the_others_go_on(rig, orders, how, on_failure):
+def test_a_message_that_kills_its_process_is_given_up_after_the_limit_and_the_others_go_on(
+    rig, orders, how, on_failure
+):
     write_program(rig.folder, KILLER.replace("ON_FAILURE", repr(on_failure)))
     before = rig.send(orders, "a")
     killer = rig.send(orders, "a", kills=how)
@@ -247,5 +249,3 @@ def test_a_key_whose_head_kills_the_process_is_tried_again_by_an_operator_s_retr
 
     assert rig.ledger() == [killer, behind]
     assert rig.parked() == []
-
-

@@ -180,6 +180,6 @@ def test_a_clock_can_stand_in_for_the_hosts(url, open_url):
 
 def test_an_error_names_the_store_and_keeps_the_drivers_own(url, open_url):
     with contextlib.closing(open_url(url).session()) as session:
-        with pytest.raises(StoreError, match="store sqlite:///.*no such table: nowhere") as caught:
+        with pytest.raises(StoreError, match=r"store sqlite:///.*no such table: nowhere") as caught:
             session.run(text("SELECT * FROM nowhere"))
         assert isinstance(caught.value.__cause__.orig, sqlite3.OperationalError)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from unittest import mock
@@ -71,7 +72,7 @@ class Program:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def __enter__(self) -> "Program":
+    def __enter__(self) -> "Program":  # noqa: PYI034 - Self is of Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +124,7 @@ def here(folder: Path, *arguments: str, **environment: str) -> Ended:
 
 
 @contextlib.contextmanager
-def _chdir(folder: Path):
+def _chdir(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -134,7 +134,7 @@ class Rig:
             def work() -> None:
                 try:
                     worker.run(None, ready.set)
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 - raised again when the block ends
                     failures.append(error)
 
             thread = threading.Thread(target=work, name=f"worker of {app.group}")

@@ -166,9 +166,5 @@ def test_only_a_state_that_begins_can_insert_its_row():
 
 def test_the_graph_can_be_drawn():
     assert machine({"CREATED": (), "PAID": ("CREATED",), "REFUNDED": ("CREATED", "PAID")}).mermaid() == (
-        "stateDiagram-v2\n"
-        "    [*] --> CREATED\n"
-        "    CREATED --> PAID\n"
-        "    CREATED --> REFUNDED\n"
-        "    PAID --> REFUNDED"
+        "stateDiagram-v2\n    [*] --> CREATED\n    CREATED --> PAID\n    CREATED --> REFUNDED\n    PAID --> REFUNDED"
     )

@@ -201,9 +201,7 @@ class ViewMachine(Stream):
             for name, one in tables.records.items()
         }
         rows = [row for _, row in sorted(tables.rows.items())]
-        picture = Picture(
-            self.policy, self.sent, tables.handled, records, rows, tables.keys, tables.ledger, self.held
-        )
+        picture = Picture(self.policy, self.sent, tables.handled, records, rows, tables.keys, tables.ledger, self.held)
         assert broken(picture) == []
 
     def teardown(self):
