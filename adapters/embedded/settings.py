@@ -60,7 +60,7 @@ def _path(url: str, parts: SplitResult) -> Path:
         raise ConfigurationError(f"broker URL {redact(url)!r}: write # as %23 in a file's name")
     if parts.netloc not in {"", "."}:
         raise ConfigurationError(
-            f"broker URL {redact(url)!r}: an embedded log is on this host, and what stands after // reads as another; "
+            f"broker URL {redact(url)!r}: an embedded log is on this host, and {parts.hostname!r} reads as another; "
             "write embedded:///absolute/path.db or embedded:relative.db"
         )
     path = unquote(parts.path.lstrip("/") if parts.netloc else parts.path)
