@@ -76,9 +76,6 @@ def audit(
             help="Business tables that hold the biz_key of every effect: each applied message must be there, once.",
         ),
     ] = None,
-    set_aside: Annotated[
-        bool, typer.Option("--set-aside", help="The topic's on_failure is set_aside: failed messages may come late.")
-    ] = False,
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="TYPE", help="A message type that the topic ignores. Repeatable.")
     ] = None,
@@ -97,7 +94,7 @@ def audit(
         ledgers = Ledger.parse(ledger) if ledger is not None else []
         with opened.read() as connection:
             scope = Scope(_group(connection, topic, group), topic)
-            report = audited(connection, Question(scope, sent, ledgers, set_aside, frozenset(ignore or ())))
+            report = audited(connection, Question(scope, sent, ledgers, frozenset(ignore or ())))
     finally:
         opened.close()
     if as_json:

@@ -34,7 +34,7 @@ class JsonCodec:
     def encode(self, body: Any) -> bytes:
         """The body as compact JSON."""
         try:
-            data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            data = _ENCODER.encode(body).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidMessage(f"the body can't be written as JSON: {error}") from error
         self._check(body, data)
@@ -43,7 +43,7 @@ class JsonCodec:
     def decode(self, data: bytes) -> Any:
         """The JSON value in `data`."""
         try:
-            value = json.loads(data, parse_constant=_refuse, parse_float=_finite)
+            value = _DECODER.decode(data.decode())
         except (ValueError, RecursionError) as error:
             raise InvalidMessage(f"the body isn't JSON: {str(error) or type(error).__name__}") from error
         self._check(value, data)
@@ -82,6 +82,10 @@ def _deeper(value: Any, limit: int) -> bool:
         if not level:
             return False
     return any(isinstance(value, (dict, list)) for value in level)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 class BytesCodec:

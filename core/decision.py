@@ -21,6 +21,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from seriatim.core.backoff import Backoff
+from seriatim.core.errors import ConfigurationError
 
 
 class Status(enum.IntEnum):
@@ -222,6 +223,10 @@ def judge_parked(arrival: Arrival, record: Record | None, reason: Reason) -> Act
     return Action.PARK if arrival.problem is not None else Action.RUN
 
 
+#: What the record of a message that was set aside says of its first judgement: later ones may have gone before it.
+SET_ASIDE = "set_aside"
+
+
 class OnFailure(str, enum.Enum):
     """What a topic does when a message fails."""
 
@@ -229,12 +234,16 @@ class OnFailure(str, enum.Enum):
     BLOCK = "block"  #: its partition waits
     SET_ASIDE = "set_aside"  #: only the message leaves; later ones of its key go on
 
+    __str__ = str.__str__
+
 
 class OnDead(str, enum.Enum):
     """What a topic does when a message is given up."""
 
     BLOCK_KEY = "block_key"
     SKIP = "skip"
+
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,17 @@ class Policy:
     max_crashes: int = 3
     early_deadline_s: float = 3600.0
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "on_failure", OnFailure(self.on_failure))  # plain text is welcome, too
+            object.__setattr__(self, "on_dead", OnDead(self.on_dead))
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{error}: on_failure is one of {', '.join(OnFailure)}, on_dead one of {', '.join(OnDead)}"
+            ) from None
+        if self.max_attempts < 1 or self.tries_at_once < 1:
+            raise ConfigurationError("max_attempts and tries_at_once are 1 or more: a message is tried at least once")
 
 
 @dataclass(frozen=True, slots=True)

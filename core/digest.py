@@ -27,8 +27,7 @@ def _canonical(body: bytes) -> bytes:
     if body.lstrip()[:1] not in _JSON_STARTS:
         return body
     try:
-        value = json.loads(body, object_pairs_hook=_pairs, parse_constant=_refuse, parse_float=_float)
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return _ENCODER.encode(_DECODER.decode(body.decode())).encode()
     except (ValueError, RecursionError):  # not JSON, or none with one reading: the bytes speak for themselves
         return body
 
@@ -49,3 +48,7 @@ def _float(text: str) -> float | int:
     if value in (float("inf"), float("-inf")):
         raise _NotCanonical(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse, parse_float=_float)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -120,13 +120,21 @@ class TopicLane:
             return False
         self._read_stamps()
         busy = self._run_due()
-        batches = self._gather(0.0 if busy else timeout_s)
+        batches = self._gather(0.0 if busy else self._until_due(timeout_s))
         if batches:
             self._handle(batches)
             busy = True
         if busy:
             self.last_activity = time.monotonic()
         return busy
+
+    def _until_due(self, timeout_s: float) -> float:
+        """How long a round may wait: not past the moment when something comes due."""
+        outlooks = [holding.outlook for holding in self.holdings.values() if not holding.halted]
+        times = [time for one in outlooks for time in (one.due_at, one.aside_due_at) if time is not None]
+        if not times:
+            return timeout_s
+        return min(timeout_s, max(0.0, (min(times) - self.clock.now()) / MICROSECOND))
 
     def _read_stamps(self) -> None:
         """Learn of changes by others: verbs, the daemon, another owner."""
@@ -316,6 +324,8 @@ class TopicLane:
                 alone = [Part(holding, (task,), positioned=self.positions)]
                 self.transactor.execute(alone, savepoints=True)
                 handled += 1
+                if holding.outlook.aside_due_at is not None:  # one that waited for this message goes before the next
+                    DueWork(self.transactor).run(holding, self.clock.now())
             holding.careful = False
         except (PartitionsLost, StampMoved) as error:
             self._fenced(error)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from seriatim.core.decision import (
     FREE,
+    SET_ASIDE,
     Action,
     Disposal,
     Failed,
@@ -233,12 +234,14 @@ class View:
         attempts: int = 0,
         effect: int | None = None,
         illegal: bool = False,
+        first: str | None = None,
     ) -> None:
         if task.arrival.biz_key is None:
             return
         biz_key = task.biz_key
         earlier = self.writes.finishes.get(biz_key)
-        first = None if earlier is None else earlier.first or earlier.outcome
+        if earlier is not None:
+            first = earlier.first or earlier.outcome.value
         keep = self.keep_body == "always" or (self.keep_body == "on_failure" and status is Status.FAILED)
         self.writes.finishes[biz_key] = Finish(
             biz_key=biz_key,
@@ -266,7 +269,8 @@ class View:
     ) -> ParkedMessage:
         due_at = None if disposal.wait_s is None else self.now + int(disposal.wait_s * MICROSECOND)
         error = failure.error.encode("utf-8", "replace")[:2000] if disposal.outcome is Outcome.REJECTED else None
-        self._finish(task, Status.FAILED, disposal.outcome, response=error, attempts=disposal.attempts)
+        first = SET_ASIDE if disposal.place is Place.ASIDE and disposal.reason is not Reason.EARLY else None
+        self._finish(task, Status.FAILED, disposal.outcome, response=error, attempts=disposal.attempts, first=first)
         row = replace(
             self._row(task, disposal.place, disposal.reason, failure.error, due_at),
             wants=wants,

@@ -25,7 +25,6 @@ class Question:
     scope: Scope
     sent: Iterable[Sent] | None = None
     ledgers: Sequence[Ledger] = ()
-    set_aside: bool = False
     ignored: frozenset[str] = frozenset()
 
 
@@ -42,7 +41,6 @@ def audit(connection: Connection, question: Question) -> Report:
         partitions=evidence.partitions(connection, scope),
         acted_on=evidence.acted_on(connection, scope),
         sent=None if question.sent is None else {sent.biz_key: sent for sent in question.sent},
-        set_aside=question.set_aside,
         ignored=question.ignored,
     )
     if known.sent is not None:

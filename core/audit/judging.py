@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from seriatim.core.audit.evidence import Entry, ParkedRow, PartitionRow
 from seriatim.core.audit.report import Report, Violation
-from seriatim.core.decision import Outcome, Reason, Status
+from seriatim.core.decision import SET_ASIDE, Outcome, Reason, Status
 from seriatim.core.manifest import Sent
 
 _APPLIED, _ALREADY, _STALE = Outcome.APPLIED.value, Outcome.ALREADY.value, Outcome.STALE.value
@@ -19,16 +19,14 @@ _REJECTED, _EARLY, _PARKED = Outcome.REJECTED.value, Outcome.EARLY.value, Outcom
 class Known:
     """What is known besides the records.
 
-    `sent` are the manifest's messages by biz_key, in the order of first sending; None without a manifest. `set_aside`
-    says that the topic lets a failing message leave and later ones of its key go on. `ignored` are the message types
-    that the topic ignores. `acted_on` are the biz_keys that an operator did something about.
+    `sent` are the manifest's messages by biz_key, in the order of first sending; None without a manifest. `ignored` are
+    the message types that the topic ignores. `acted_on` are the biz_keys that an operator did something about.
     """
 
     parked: Sequence[ParkedRow]
     partitions: Mapping[str, PartitionRow]
     acted_on: frozenset[str] = frozenset()
     sent: Mapping[str, Sent] | None = None
-    set_aside: bool = False
     ignored: frozenset[str] = frozenset()
 
 
@@ -37,7 +35,7 @@ class Judge:
     """Judges one group's records of one topic.
 
     The order that must come out is that of first sending where a manifest tells it, else that of the producer's `seq`.
-    Early messages, those that an operator acted on and, where the topic sets failing ones aside, those are exceptions.
+    Messages that were early, were set aside, or that an operator acted on are exceptions, as the records say.
     """
 
     report: Report
@@ -133,9 +131,7 @@ class Judge:
         return None if biz_key is None else self._orders.get(biz_key)
 
     def _is_exception(self, entry: Entry) -> bool:
-        if entry.first_outcome == _EARLY or entry.biz_key in self.known.acted_on:
-            return True
-        return self.known.set_aside and entry.first_outcome == _PARKED
+        return entry.first_outcome in {_EARLY, SET_ASIDE} or entry.biz_key in self.known.acted_on
 
     # -- one record
 

@@ -30,6 +30,10 @@ class Dialect(Protocol):
         """Whether one transaction at a time has the whole database to write."""
         ...
 
+    def exists(self) -> bool:
+        """Whether there is a database to connect to; False only where connecting would make an empty one."""
+        ...
+
     def create_engine(self) -> Engine:
         """An engine whose connections are ready for use."""
         ...

@@ -103,7 +103,7 @@ class Finish:
     attempts: int = 0
     effect: int | None = None
     illegal: bool = False
-    first: Outcome | None = None  #: what it was first judged to be, where that differs
+    first: str | None = None  #: what it was first judged to be, where that differs
     keep_crashes: bool = False  #: it was not run; otherwise a run that came back clears its crash marks
 
 

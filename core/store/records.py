@@ -140,7 +140,7 @@ def _finish_params(scope: Scope, finish: Finish, now: int) -> dict[str, Any]:
         **_at(scope, finish.biz_key),
         "new_status": int(finish.status),
         "new_outcome": finish.outcome.value,
-        "new_first": (finish.first or finish.outcome).value,
+        "new_first": finish.first or finish.outcome.value,
         "new_illegal": finish.illegal,
         "new_body": finish.body,
         "new_response": finish.response,

@@ -65,7 +65,7 @@ class SqlStore:
 
     def init(self) -> bool:
         """Make the tables."""
-        if schema.schema_version.name in self._table_names():
+        if self._dialect.exists() and schema.schema_version.name in self._table_names():
             self.check()
             return False
         session = self.session()
@@ -84,7 +84,7 @@ class SqlStore:
 
     def check(self) -> None:
         """Raise `SchemaMismatch` unless the tables are this program's."""
-        names = self._table_names()
+        names = self._table_names() if self._dialect.exists() else set()
         if schema.schema_version.name not in names:
             raise SchemaMismatch(
                 f"store {self._dialect.describe()}: it has no Seriatim tables; run `seriatim init` first"
@@ -204,6 +204,8 @@ class SqlSession:
         Raises:
             StoreUnavailable: the database can't be reached.
         """
+        if self._connection is not None and self._connection.invalidated and not self._writing:
+            self._forget()  # it was lost; the toolkit would open another behind our back
         if self._connection is None:
             try:
                 self._connection = self._engine.connect()
@@ -271,13 +273,16 @@ class SqlSession:
             begun.rollback()
         except SQLAlchemyError:  # the connection is gone, and the server rolls back by itself
             self._forget()
+        if self._connection is not None and self._connection.invalidated:
+            self._forget()
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
         if connection is None:
             return
         try:
-            connection.invalidate()
+            if not connection.invalidated:
+                connection.invalidate()
             connection.close()
         except SQLAlchemyError:  # it was lost already; what matters is that it isn't used again
             connection.detach()

@@ -87,6 +87,10 @@ class SqliteDialect:
         """The file whose lock is the turn to write."""
         return self._path.with_name(self._path.name + ".lock")
 
+    def exists(self) -> bool:
+        """Whether the file is there."""
+        return self._path.exists()
+
     def create_engine(self) -> Engine:
         """An engine with driver transactions off, WAL, and durable commits."""
         if not self._path.parent.is_dir():

@@ -38,7 +38,7 @@ from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
 
 from ..unit.promises import Effect, Picture, RecordRow, broken  # noqa: TID252
-from ..unit.stream import HOMES, TOPIC, Stream, bounds, hunting, released, skipped  # noqa: TID252
+from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, hunting, released, skipped  # noqa: TID252
 from .lanes import COMMITS, TTL, Died, Log, Process  # noqa: TID252
 
 SCOPE = Scope("warehouse", TOPIC)
@@ -135,10 +135,12 @@ class StoreMachine(Stream):
     def give(self, number, partition):
         self._process(number).lane.give(partition)
 
-    @rule(number=PROCESSES)
-    def freeze_until_its_leases_are_over(self, number):
+    @rule(number=PROCESSES, messages=MESSAGES)
+    def freeze_until_its_leases_are_over(self, number, messages):
         """It is stopped between two transactions; others take its partitions, and then it goes on."""
+        self.send_all(messages)
         process = self._process(number)
+        process.claim_what_is_free()
         self.now += TTL + 1
         other = self._process((self.processes.index(process) + 1) % 3)
         other.claim_what_is_free()
@@ -164,18 +166,25 @@ class StoreMachine(Stream):
 
     @rule(
         number=PROCESSES,
-        accident=st.tuples(st.sampled_from(["die", "die", "fail"]), st.integers(0, 40))
-        | st.tuples(st.sampled_from(COMMITS), st.integers(0, 2)),
+        accident=st.tuples(st.sampled_from(["die", "die", "fail"]), st.integers(0, 30))
+        | st.tuples(st.sampled_from(COMMITS), st.integers(0, 1)),
+        messages=MESSAGES,
     )
-    def work_until_an_accident(self, number, accident):
+    def work_until_an_accident(self, number, accident, messages):
         """It dies, or its store fails it, at any statement; or around a commit, never learning which way it went."""
+        self.send_all(messages)
         self._work_with(number, *accident)
 
     @rule(
-        number=PROCESSES, key=st.sampled_from("aab"), after=st.integers(0, 10), verb=st.sampled_from(["skip", "hold"])
+        number=PROCESSES,
+        key=st.sampled_from("aab"),
+        after=st.integers(0, 10),
+        verb=st.sampled_from(["skip", "hold"]),
+        messages=MESSAGES,
     )
-    def work_while_an_operator_acts(self, number, key, after, verb):
+    def work_while_an_operator_acts(self, number, key, after, verb, messages):
         """The verb comes between two of its transactions, or between a read and the transaction that builds on it."""
+        self.send_all(messages)
         process = self._process(number)
         process.claim_what_is_free()
         process.faults.interrupt(lambda: self._try_verb(verb, key), after)

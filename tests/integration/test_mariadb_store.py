@@ -21,6 +21,7 @@ from support.rig import PATIENCE_S, Rig, wait_until
 from support.services import OwnService, service_url
 
 from seriatim import App, Settings, StateMachine
+from seriatim.contract.store import StoreContract
 from seriatim.core.decision import KeyStanding, Outcome, Place, Reason, Status
 from seriatim.core.errors import (
     CommitUnknown,
@@ -236,6 +237,14 @@ def thread(work):
     assert not running.is_alive(), "the other thread didn't end"
     if failures:
         raise failures[0]
+
+
+class TestMariadbStore(StoreContract):
+    """The contract of every store."""
+
+    @pytest.fixture
+    def store_url(self, database):
+        return database.url
 
 
 # -- the tables

@@ -24,6 +24,7 @@ HOMES = {"a": "0", "b": "0", "c": "1"}  #: the partition of each sharding key
 LONG = os.environ.get("SERIATIM_HYPOTHESIS") == "long"
 
 MOODS = ("ok", "ok", "ok", "ok", "fail", "fail", "retry", "reject")
+MESSAGES = st.lists(st.tuples(st.sampled_from("aaabc"), st.sampled_from(MOODS)), min_size=1, max_size=5)
 POLICIES = [
     Policy(
         on_failure,
@@ -84,8 +85,12 @@ class Stream(RuleBasedStateMachine):
 
     # -- producers
 
-    @rule(messages=st.lists(st.tuples(st.sampled_from("aaabc"), st.sampled_from(MOODS)), min_size=1, max_size=5))
+    @rule(messages=MESSAGES)
     def send(self, messages):
+        self.send_all(messages)
+
+    def send_all(self, messages: list[tuple[str, str]]) -> None:
+        """Send messages of these keys, whose handlers will be in these moods."""
         for key, mood in messages:
             self._send(self._new(key, mood))
 
