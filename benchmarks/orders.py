@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Engine, Pool, create_engine, event, func, insert, select
+from sqlalchemy.pool import NullPool
+
 from benchmarks.machine import describe_machine
 from benchmarks.orders_by_hand import ByHand
 from examples.orders import tables
 from examples.orders.app import app, orders
 from examples.orders.check import check_orders, check_stock
 from examples.orders.processes import environment, seriatim
-from sqlalchemy import Engine, Pool, create_engine, event, func, insert, select
-from sqlalchemy.pool import NullPool
-
 from seriatim import Message, Settings
 from seriatim.core.store.port import Scope
 from seriatim.core.store.schema import group_member, idempotent_record, partition_owner

@@ -196,7 +196,10 @@ class Pass:
                 return
             tried.add(follower.biz_key)
             self.inline -= 1
-            self._run(follower)
+            if follower.row is None:  # of this batch, and judged already
+                self._run(follower)
+            else:
+                self._handle(follower)
 
     def _is_awaited(self, task: Task, early: TooEarly) -> bool:
         """Whether what an expired early message waits for is itself parked: it must not be given up before that is."""

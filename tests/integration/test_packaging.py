@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = ("seriatim/adapters/", "seriatim/contract/", "seriatim/core/store/mysql")
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -24,6 +25,7 @@ def run(*command: object, cwd: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stdout
@@ -118,11 +120,11 @@ def test_a_wheel_built_straight_from_a_checkout_is_the_same(checkout, wheel, tmp
 
 
 def test_every_module_imports_without_a_broker_client(python, modules, tmp_path):
-    """Save the adapters, which need their client, and the suites, which need pytest."""
+    """Save what belongs to an extra: adapters and MySQL, which need their client, and the suites, which need pytest."""
     names = [
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in sorted(modules)
-        if name.endswith(".py") and not name.startswith(("seriatim/adapters/", "seriatim/contract/"))
+        if name.endswith(".py") and not name.startswith(EXTRAS)
     ]
     program = f"import importlib\nfor name in {names}: importlib.import_module(name)"
     run(python, "-W", "error", "-c", program, cwd=tmp_path)
@@ -138,4 +140,7 @@ def test_the_command_says_what_it_can_do(python, tmp_path):
     assert "Usage" in run(python.with_name("seriatim"), "--help", cwd=tmp_path)
 
 
-# Here: examples/orders/demo.py, run by `python` (the wheel, no checkout on its path), once it stands.
+def test_the_demo_runs_from_the_wheel(python, tmp_path):
+    examples = shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    shown = run(python, "-W", "error", "-m", "examples.orders.demo", "--orders", "300", cwd=examples.parent)
+    assert "Everything adds up" in shown
