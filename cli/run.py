@@ -19,7 +19,7 @@ from seriatim.core.log import LOGGER, LogObserver, configure_logging
 from seriatim.core.settings import Settings, load_settings
 from seriatim.core.worker import Worker
 
-_SIBLINGS = "SERIATIM_RUN_WORKERS"  #: how many processes `--workers` started, told to each of them
+_SIBLINGS = "_SERIATIM_SIBLINGS"  #: how many processes `--workers` started, told to each of them
 LONGEST_END_S = 3700.0  #: as long as the longest `stop_s`, and a little
 AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 

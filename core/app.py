@@ -91,7 +91,7 @@ class App:
 
     def open_store(self) -> SqlStore:
         """The store of the settings; closed by the caller."""
-        return open_store(self.settings.store)
+        return open_store(self.settings.store, lease_s=self.settings.lease_s)
 
     @contextmanager
     def producer(self) -> Iterator[OrderedProducer]:

@@ -496,9 +496,9 @@ class StoreContract:
 
     def test_a_released_savepoint_doesnt_outlive_its_transaction(self, session: Session) -> None:
         with undone(session):
-            session.savepoint("inner")
+            session.savepoint("seriatim_inner")
             session.records.claim(ORDERS, [record("b")], 1)
-            session.release("inner")
+            session.release("seriatim_inner")
         assert session.records.look_up(ORDERS, ["b"]) == {}
 
     def test_a_savepoint_undoes_what_came_after_it_as_often_as_asked(self, session: Session) -> None:

@@ -179,6 +179,18 @@ def test_another_number_of_partitions_than_the_store_knows_is_refused_by_both_si
         assert broker.partitions("orders") == ("0", "1"), "a refused declaration left something behind"
 
 
+def test_the_store_remembers_the_partitions_where_the_broker_has_forgotten_them(rig):
+    app, grown = rig.app(), rig.app()
+    steps(app, partitions=2)
+    rig.run(app)
+    for path in rig.folder.glob("log.db*"):
+        path.unlink()
+    steps(grown, partitions=4)
+    with pytest.raises(ConfigurationError, match=r"(?s)orders.*4 partitions.*store.*2 partitions"):
+        with grown.worker(rig.witness):
+            pass
+
+
 def test_fewer_partitions_than_the_broker_has_are_refused_before_anything_is_missed(rig):
     wide, narrow = rig.app(), rig.app("newcomer")
     orders = steps(wide, partitions=4)

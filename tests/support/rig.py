@@ -20,7 +20,7 @@ from seriatim.core.envelope import BIZ_KEY, KEY, TYPE
 from seriatim.core.store import SqlStore, open_store
 from seriatim.core.store.port import Scope
 
-PATIENCE_S = 20.0  #: every wait ends by then, in an error that says what it waited for
+PATIENCE_S = 40.0  #: every wait ends by then, in an error that says what it waited for
 QUICK = Policy(backoff=Backoff(base_s=0.01, cap_s=0.05))  #: what failed is tried again at once
 
 SHOP_TABLES = """
