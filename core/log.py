@@ -110,7 +110,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return _writable(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class HumanFormatter(logging.Formatter):
@@ -121,7 +121,12 @@ class HumanFormatter(logging.Formatter):
         at = dt.datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={_plain(value)}" for name, value in getattr(record, "fields", {}).items())
         line = f"{at} {record.levelname:<7} {record.getMessage()}" + (f"  {fields}" if fields else "")
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return _writable(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
+
+
+def _writable(line: str) -> str:
+    """The line with half a surrogate pair, which no stream can encode, spelt out."""
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> str:

@@ -58,6 +58,9 @@ class Message:
             raise InvalidMessage(f"seq of biz_key {self.biz_key!r} is {self.seq!r}: it is a whole number")
         if self.seq is not None and not -(2**63) <= self.seq < 2**63:
             raise InvalidMessage(f"seq of biz_key {self.biz_key!r} is {self.seq}: it has more than 64 bits")
+        for what, text in (("state", self.state), ("reply_to", self.reply_to), ("correlation_id", self.correlation_id)):
+            if text is not None and not _encodable(text):
+                raise InvalidMessage(f"the {what} of biz_key {self.biz_key!r} holds half a surrogate pair")
         for name in self.headers:
             if name.lower().startswith(RESERVED_PREFIX):
                 raise InvalidMessage(

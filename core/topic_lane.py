@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from seriatim.core.broker import Batch, Consumer, Notice, NoticeKind
@@ -37,7 +38,8 @@ class TopicLane:
     gone: Callable[[Scope, str], None]
     clock: StoreClock
     holdings: dict[str, Holding] = field(default_factory=dict)
-    last_activity: float = field(default_factory=time.monotonic)
+    _last_activity: float = field(default_factory=time.monotonic)
+    _at_work: bool = False
     _in_hand: dict[str, Batch] = field(default_factory=dict)
     _at_end: set[str] = field(default_factory=set)
     _stamps_read: float = float("-inf")
@@ -119,14 +121,29 @@ class TopicLane:
         if not self.holdings:
             return False
         self._read_stamps()
-        busy = self._run_due()
+        effects = self.transactor.effects
+        with self._working():
+            busy = self._run_due()
         batches = self._gather(0.0 if busy else self._until_due(timeout_s))
         if batches:
-            self._handle(batches)
-            busy = True
-        if busy:
-            self.last_activity = time.monotonic()
-        return busy
+            with self._working():
+                self._handle(batches)
+        if batches or self.transactor.effects != effects:  # to fail once more isn't activity
+            self._last_activity = time.monotonic()
+        return busy or bool(batches)
+
+    @property
+    def last_activity(self) -> float:
+        """When something last arrived or took effect, on this process's own clock; now, while it is at work."""
+        return time.monotonic() if self._at_work else self._last_activity
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self._at_work = True
+        try:
+            yield
+        finally:
+            self._at_work = False
 
     def _until_due(self, timeout_s: float) -> float:
         """How long a round may wait: not past the moment when something comes due."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seriatim.core.decision import FREE, Reason, Status
+from seriatim.core.decision import FREE, Outcome, Reason, Status
 from seriatim.core.errors import DuplicateKey
 from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record
 from seriatim.core.holding import Holding
@@ -36,6 +36,7 @@ class Transactor:
     limits: Limits
     size: BatchSize
     observer: Observer
+    effects: int = 0  #: messages that took effect
     one_by_one: int = 0  #: messages that are still taken alone, to find the one that ends its transaction
     _safe_batches: int = 0
     _contended: dict[str, tuple[str, int, float]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Transactor:
         self._safe_batches = SAFE_BATCHES if done.reran else max(0, self._safe_batches - 1)
         self.one_by_one = max(0, self.one_by_one - sum(done.handled.values()))
         self.size.succeeded(done.runs, done.handler_s)
+        self.effects += sum(verdict.outcome is Outcome.APPLIED for verdict in done.verdicts)
         self.observer.committed(self.scope, done.verdicts, time.perf_counter() - started)
         return done
 

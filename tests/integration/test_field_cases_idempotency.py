@@ -352,7 +352,8 @@ def test_of_any_text_every_lookalike_is_a_record_of_its_own(tmp_path_factory, te
     orders = orders_of(app)
     messages = [orders.message(key=one, type="step", biz_key=one, body={}) for one in variants]
     rig.send_all(orders, messages + messages)
-    rig.run(app, until_idle_s=0.1)
+    with rig.working(app) as witness:
+        wait_until(lambda: len(witness.verdicts) == 2 * len(messages), "every verdict")
 
     assert sorted(rig.ledger()) == variants
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rig import QUICK, Rig, enter, wait_until
+from support.rig import LATER, QUICK, Rig, enter, wait_until
 
 from seriatim import Backoff, Early, Policy, StateMachine
 from seriatim.core.decision import KeyStanding
@@ -25,7 +25,7 @@ AFTER = {
 PATH = ["CREATED", "PAID", "SHIPPED", "COMPLETED"]
 
 
-def orders_of(app, partitions=1, policy=QUICK):
+def orders_of(app, partitions=1, policy=LATER):
     machine = StateMachine("orders", key="order_no", column="status", after=AFTER)
     topic = app.topic("orders", partitions=partitions, policy=policy)
     for state, before in AFTER.items():
@@ -63,7 +63,7 @@ def test_a_late_event_leaves_a_finished_state_as_it_is_and_is_noted_as_stale(rig
 def test_of_every_pair_of_states_the_event_is_judged_by_the_graph(rig):
     # field case FC-M1, the kind: all pairs
     app = rig.app()
-    orders = orders_of(app, policy=Policy(early_deadline_s=3600, backoff=Backoff(base_s=100, cap_s=100)))
+    orders = orders_of(app)
     reaches = {state: ahead(state) for state in AFTER}
     for current, wanted in itertools.product(AFTER, AFTER):
         rig.write("INSERT INTO orders VALUES (?, ?, NULL)", f"{current}>{wanted}", current)
@@ -221,7 +221,8 @@ def test_events_in_any_order_end_in_the_last_state_with_each_effect_once(tmp_pat
     half = len(messages) // 2
     for part in [messages] if together else [messages[:half], messages[half:]]:
         rig.send_all(orders, part)
-        rig.run(app, until_idle_s=0.15)
+        with rig.working(app) as witness:
+            wait_until(lambda arrived=witness.arrivals, part=part: arrived() >= len(part), "every verdict")
 
     assert [rig.status_of(name) for name in names] == ["COMPLETED"] * len(names)
     for name in names:

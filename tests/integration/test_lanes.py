@@ -8,15 +8,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from support.programs import here
-from support.rig import QUICK, enter, wait_until
+from support.rig import LATER, QUICK, enter, wait_until
 
-from seriatim import Backoff, ConfigurationError, Early, Policy, Reject, Retry
+from seriatim import ConfigurationError, Early, Reject, Retry
 from seriatim.compensation import verbs
 from seriatim.core.message import Message
 from seriatim.core.store.port import Scope
 
 SCOPE = Scope("shop", "orders")
-LATER = Policy(tries_at_once=1, backoff=Backoff(base_s=3600, cap_s=3600))
 
 
 def failing(app, *, policy=QUICK, error=None, partitions=1, **options):

@@ -658,6 +658,7 @@ def test_a_lock_timeout_is_contention_and_leaves_nothing_half_done(session, othe
     assert session.records.look_up(SCOPE, ["b"]) == {}
 
 
+@pytest.mark.slow
 def test_many_lanes_over_neighbouring_keys_never_deadlock_and_never_mix_up_answers(rig):
     # field cases FC-S3, FC-S7: one in ten is a duplicate; any deadlock would be told as contention
     app = rig.app(lanes=12, lease_s=10.0)
@@ -707,6 +708,7 @@ def step(event, ctx):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_owner_that_ends_or_stands_still_inside_its_transaction_is_replaced(rig, number):
     # the server rolls back what it had done; a stopped one wakes up and has nothing left
@@ -743,6 +745,7 @@ def own_server(tmp_path):
     server.say("stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_consumption_pauses_while_the_server_is_away_and_goes_on(tmp_path, own_server, monkeypatch, number):
     url = f"mysql+pymysql://seriatim:seriatim@127.0.0.1:{own_server.port}/seriatim"
@@ -774,6 +777,7 @@ def test_consumption_pauses_while_the_server_is_away_and_goes_on(tmp_path, own_s
     assert rig.parked() == []
 
 
+@pytest.mark.slow
 def test_the_orders_example_runs_by_another_store_url(tmp_path, database):
     # only the URL changes: duplicates, early ones, failing payments, and it all adds up
     traffic = plan(150, 5)

@@ -21,6 +21,7 @@ from seriatim.core.store import SqlStore, open_store
 from seriatim.core.store.port import Scope
 
 PATIENCE_S = 40.0  #: every wait ends by then, in an error that says what it waited for
+LATER = Policy(tries_at_once=1, backoff=Backoff(base_s=3600, cap_s=3600))  #: what failed waits for the test's end
 QUICK = Policy(backoff=Backoff(base_s=0.01, cap_s=0.05))  #: what failed is tried again at once
 
 SHOP_TABLES = """
@@ -55,6 +56,10 @@ class Witness:
 
     def outcomes(self, biz_key: str) -> list[str]:
         return [one.outcome.value for one in self.verdicts if one.task.arrival.biz_key == biz_key]
+
+    def arrivals(self) -> int:
+        """How many deliveries were settled, besides what came back from parking."""
+        return sum(1 for one in self.verdicts if one.task.row is None)
 
     def seen(self, name: str) -> list[dict[str, Any]]:
         return [fields for event, fields in self.events if event == name]

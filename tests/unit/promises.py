@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from seriatim.core.decision import KeyStanding, OnFailure, Outcome, Place, Policy, Reason, Status
+from seriatim.core.decision import SET_ASIDE, KeyStanding, OnFailure, Outcome, Place, Policy, Reason, Status
 from seriatim.core.store.port import ParkedMessage
 
 
@@ -41,7 +41,7 @@ class RecordRow:
 
     status: Status
     outcome: Outcome | None
-    first: Outcome | None = None
+    first: str | None = None
     response: bytes | None = None
     effect: int | None = None
     crash_attempts: int = 0
@@ -133,9 +133,7 @@ def _may_be_passed(picture: Picture, biz_key: str) -> bool:
     record = picture.records.get(biz_key)
     if record is None:
         return False
-    if record.outcome is Outcome.REJECTED or Outcome.EARLY in (record.first, record.outcome):
-        return True
-    return picture.policy.on_failure is OnFailure.SET_ASIDE and Outcome.PARKED in (record.first, record.outcome)
+    return record.outcome is Outcome.REJECTED or record.first in ("early", SET_ASIDE)
 
 
 def _nothing_lost(picture: Picture) -> Iterator[str]:

@@ -26,9 +26,9 @@ def every_index():
     """(name, columns) of every primary key, unique constraint and index."""
     for table in metadata.sorted_tables:
         yield f"{table.name} primary key", list(table.primary_key.columns)
-        for index in table.indexes:
+        for index in sorted(table.indexes, key=lambda one: str(one.name)):
             yield index.name, list(index.columns)
-        for constraint in table.constraints:
+        for constraint in sorted(table.constraints, key=lambda one: str(one.name)):
             if getattr(constraint, "name", None) and str(constraint.name).startswith("uq_"):
                 yield constraint.name, list(constraint.columns)
 
@@ -99,7 +99,7 @@ def test_the_printed_schema_is_every_table_with_its_indexes(family):
     assert printed.exit_code == 0, printed.output
     for table in metadata.sorted_tables:
         assert f"CREATE TABLE {table.name} (" in printed.output
-        for index in table.indexes:
+        for index in sorted(table.indexes, key=lambda one: str(one.name)):
             assert f"INDEX {index.name} ON {table.name}" in printed.output
     assert printed.output.count(";") == len(metadata.tables) + sum(
         len(table.indexes) for table in metadata.tables.values()

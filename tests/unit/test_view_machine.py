@@ -43,7 +43,7 @@ class Stored:
     """A record as it is stored."""
 
     known: Record
-    first: Outcome | None = None
+    first: str | None = None
     response: bytes | None = None
     effect: int | None = None
 
@@ -96,7 +96,7 @@ class Tables:
     def _finish(self, finish: Finish) -> None:
         stored = self.records[finish.biz_key]
         stored.known = replace(stored.known, status=finish.status, outcome=finish.outcome)
-        stored.first = stored.first or finish.first or finish.outcome
+        stored.first = stored.first or finish.first or finish.outcome.value
         stored.response, stored.effect = finish.response, finish.effect
 
     def _check_unique(self) -> None:
