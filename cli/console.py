@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -15,7 +16,9 @@ from seriatim.core.errors import SeriatimError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-out = Console()
+PIPED_WIDTH = 200  #: columns of a table that goes to a file or another program
+
+out = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
 err = Console(stderr=True)
 
 FAILED = 1  #: exit status: what was asked for doesn't hold

@@ -10,7 +10,7 @@ import pytest
 from seriatim.adapters.embedded import EmbeddedBroker
 from seriatim.adapters.embedded.retention import trim
 from seriatim.adapters.embedded.settings import Retention, read_url
-from seriatim.contract.broker import BrokerContract, Scene, names, numbered
+from seriatim.contract.broker import LogContract, Scene, names, numbered
 from seriatim.core.broker import NoticeKind
 from seriatim.core.brokers import open_broker
 from seriatim.core.errors import BrokerError, ConfigurationError, SendFailed
@@ -18,7 +18,7 @@ from seriatim.core.filelock import FileLock
 from seriatim.core.message import Message, Position
 
 
-class TestEmbeddedBroker(BrokerContract):
+class TestEmbeddedBroker(LogContract):
     idle_wakeup_s = 0.02
 
     @pytest.fixture

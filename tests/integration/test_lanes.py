@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from support.programs import here
 from support.rig import LATER, QUICK, enter, wait_until
 
-from seriatim import ConfigurationError, Early, Reject, Retry
+from seriatim import Backoff, ConfigurationError, Early, Policy, Reject, Retry
 from seriatim.compensation import verbs
 from seriatim.core.message import Message
 from seriatim.core.store.port import Scope
@@ -486,3 +486,25 @@ def test_a_producer_takes_messages_made_by_hand_too(rig):
     [verdict] = rig.witness.verdicts
     message = verdict.task.message
     assert (message.headers, message.seq, message.state) == ({"trace": "ü"}, 3, "NEW")
+
+
+def test_a_worker_in_the_middle_of_slow_work_isnt_idle(rig):
+    app = rig.app(batch_size=1)
+    orders = app.topic("orders", partitions=1)
+
+    @orders.on("step")
+    def step(event, ctx):
+        threading.Event().wait(0.5)
+        enter(ctx)
+
+    sent = rig.send_many(orders, "abc")
+    rig.run(app, until_idle_s=0.2)
+    assert rig.ledger() == sent
+
+
+def test_failing_over_and_over_isnt_activity_and_an_idle_worker_ends(rig):
+    app = rig.app()
+    orders, _ = failing(app, policy=Policy(max_attempts=10**6, backoff=Backoff(base_s=0.05, cap_s=0.05)))
+    rig.send(orders, "a", bad=1)
+    rig.run(app, until_idle_s=0.4)
+    assert len(rig.parked()) == 1

@@ -89,7 +89,7 @@ class TestStreams(RabbitContract):
 def manage(method, path, body=None):
     """One request to the management API, whose port follows that of AMQP."""
     url = urlsplit(service_url("rabbitmq"))
-    request = urllib.request.Request(  # noqa: S310 - http, and our own
+    request = urllib.request.Request(
         f"http://{url.hostname}:{url.port + 1}/api/{path}",
         method=method,
         data=None if body is None else json.dumps(body).encode(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 
@@ -113,13 +112,6 @@ def test_a_file_that_is_no_database_is_the_stores_fault(open_url, tmp_path):
     for refuses in (store.init, store.check):
         with pytest.raises(StoreUnavailable, match="not a database"):
             refuses()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
-def test_a_file_that_may_not_be_written_is_the_stores_fault(url, open_url, tmp_path):
-    (tmp_path / "store.db").chmod(0o444)
-    with contextlib.closing(open_url(url).session()) as session:
-        assert fault_of(session, lambda: session.leases.claim(ORDERS, "0", "me", LONG)) is Fault.STORE
 
 
 def test_a_store_opened_for_reading_alone_is_the_stores_fault(url, open_url):

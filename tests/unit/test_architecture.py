@@ -28,9 +28,7 @@ def lint_imports(checkout: Path, source: Path) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the package to spoil, its links replaced by what they point to."""
-    shutil.copytree(
-        ROOT / "src/seriatim", tmp_path / "seriatim", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(ROOT / "src/seriatim", tmp_path / "seriatim", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -78,9 +76,7 @@ def test_an_adapter_may_import_core(copy):
 def test_the_links_lead_to_the_top_level_folders():
     package = ROOT / "src/seriatim"
     links = {link.name: link.readlink() for link in package.iterdir() if link.is_symlink()}
-    top_level = {
-        name for name in ("core", "adapters", "compensation", "cli", "dashboard") if (ROOT / name).is_dir()
-    }
+    top_level = {name for name in ("core", "adapters", "compensation", "cli", "dashboard") if (ROOT / name).is_dir()}
     assert links == {
         **{name: Path("../..", name) for name in top_level},
         "contract": Path("../../tests/contract"),

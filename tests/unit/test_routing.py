@@ -90,9 +90,7 @@ def test_a_key_used_in_two_topics_is_routed_by_each_topic_s_own_list():
         [routing.route(key, numbered(4)) for key in used],
         [routing.route(key, numbered(7)) for key in used],
     )
-    together = zip(
-        *[(routing.route(key, numbered(4)), routing.route(key, numbered(7))) for key in used], strict=True
-    )
+    together = zip(*[(routing.route(key, numbered(4)), routing.route(key, numbered(7))) for key in used], strict=True)
     assert tuple(map(list, together)) == apart
 
 
