@@ -42,8 +42,7 @@ status = StateMachine(
 TAKE = text("UPDATE stock SET qty = qty - :qty WHERE sku = :sku AND qty >= :qty")
 GIVE_BACK = text("UPDATE stock SET qty = qty + :qty WHERE sku = :sku")
 NOTE = text(
-    "INSERT INTO order_ledger (biz_key, order_no, event, sku, moved) "
-    "VALUES (:biz_key, :order_no, :event, :sku, :moved)"
+    "INSERT INTO order_ledger (biz_key, order_no, event, sku, moved) VALUES (:biz_key, :order_no, :event, :sku, :moved)"
 )
 
 Event = Mapping[str, Any]  # the body of a message, as the JSON codec reads it
