@@ -106,6 +106,9 @@ class Tables:
         assert len(conflicts) == len(set(conflicts)), "the store would refuse: the same conflict twice"
 
 
+MAX_FOLLOWERS = 100  # more than a machine ever sends
+
+
 class ViewMachine(Stream):
     """One lane without a crash-proof thing about it but that its transactions are whole."""
 
@@ -273,6 +276,8 @@ class Run:
     def _is_read(self) -> bool:
         return self.tables.handled[self.partition] == len(self.machine.sent[self.partition])
 
+    followers = 0  # that ran because their predecessor did
+
     def run(self, *, drain=False, aside=False, cut=99) -> int:
         """Handle the tasks in order; how many were."""
         view = self.view
@@ -349,6 +354,8 @@ class Run:
             if follower is None:
                 return
             tried.add(follower.biz_key)
+            self.followers += 1
+            assert self.followers <= MAX_FOLLOWERS, "the same ones follow for ever"
             self._call(follower)
 
     def _row_that_wants(self, key, reached):
@@ -453,4 +460,4 @@ PLANTED = [
 def test_a_planted_bug_is_found(monkeypatch, owner, name, bug):
     monkeypatch.setattr(owner, name, bug)
     with pytest.raises((AssertionError, KeyError, IndexError, AttributeError)):
-        run_state_machine_as_test(ViewMachine, settings=hunting(examples=100, steps=30))
+        run_state_machine_as_test(ViewMachine, settings=hunting(examples=800, steps=60))
