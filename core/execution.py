@@ -89,7 +89,7 @@ class Execution:
             self._cut(view, done)
             self.session.write(self.scope, view.writes, self.session.now())
             if time.monotonic() - began > self.limits.ttl / MICROSECOND / 3:
-                self._prolong()
+                self._prolong(view.now)
             outlooks = {
                 part.holding.partition: self.session.parking.outlook(self.scope, part.holding.partition)
                 for part in self.parts
@@ -137,11 +137,10 @@ class Execution:
             raise StampMoved(list(broken))
         self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
 
-    def _prolong(self) -> None:
+    def _prolong(self, since: int) -> None:
         """The transaction took long: its leases begin anew, so that nobody takes a slow owner for a dead one."""
-        member = self.parts[0].holding.member
         partitions = [part.holding.partition for part in self.parts]
-        self.session.leases.prolong(self.scope, member, partitions, self.limits.ttl)
+        self.session.leases.prolong(self.scope, partitions, self.limits.ttl, since)
 
     def _tasks(self) -> Iterator[Task]:
         for part in self.parts:

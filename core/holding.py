@@ -25,7 +25,6 @@ class Holding:
     effect: int
     position: Position | None
     careful: bool
-    member: str = ""
     read_through: int | None = None
     outlook: Outlook = field(default_factory=lambda: Outlook(any_keys=True))
     lost: bool = False
@@ -46,7 +45,6 @@ class Holding:
             effect=row.effect,
             position=row.position,
             careful=not claimed.released,
-            member=row.member or "",
             read_through=row.read_through,
             paused=row.paused,
         )

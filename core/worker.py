@@ -69,6 +69,7 @@ class Worker:
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _stop_wanted: bool = False
+    _shared: bool = False  #: whether this process had its share of every topic
     _failure: BaseException | None = None
     _tries: dict[tuple[Scope, str], int] = field(default_factory=dict)
 
@@ -113,6 +114,8 @@ class Worker:
         began = time.monotonic()
         while not self._stop_wanted:
             time.sleep(0.05)
+            if not self._shared:
+                began = time.monotonic()  # to wait for one's share isn't to be idle
             if not keeper.is_alive() or not all(lane.alive for lane in self._lanes):
                 return
             last = max(began, *(lane.last_activity for lane in self._lanes))
@@ -162,6 +165,7 @@ class Worker:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 settled = self._keep_once(session)
+                self._shared |= settled
                 wait_s = pause_s if settled else min(0.1, pause_s)
                 self._stopping.wait(max(0.0, wait_s - (time.monotonic() - started)))
             while any(not lane.join(pause_s / 4) for lane in self._lanes):

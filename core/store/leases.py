@@ -164,15 +164,16 @@ class SqlLeases:
         rows = {row.partition: row for row in self.owners(scope)}
         return {step.partition: _why_not(step, rows.get(step.partition)) for step in ordered}
 
-    def prolong(self, scope: Scope, member: str, partitions: Sequence[str], ttl: int) -> None:
+    def prolong(self, scope: Scope, partitions: Sequence[str], ttl: int, since: int) -> None:
         """The leases of a transaction that took long begin anew."""
-        until = self._now + ttl
         if not self._dialect.single_writer:
             rows = [_at(scope, partition) | {"ttl": ttl} for partition in sorted(partitions, key=str.encode)]
             self._run(self._renew, rows)
             return
-        self._run(update(owners).where(owners.c.member == member).values(lease_until=until))
-        self._run(update(members).where(members.c.member == member).values(lease_until=until))
+        longer = self._now - since
+        for table in (owners, members):
+            in_force = table.c.lease_until > since
+            self._run(update(table).where(in_force).values(lease_until=table.c.lease_until + longer))
 
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:
         """Lock the row and raise its stamp."""

@@ -215,11 +215,11 @@ class Leases(Protocol):
         """Inside a transaction, as its first statement: hold these partitions. Empty means every one is held."""
         ...
 
-    def prolong(self, scope: Scope, member: str, partitions: Sequence[str], ttl: int) -> None:
-        """Inside a fenced transaction that took long: its leases begin anew.
+    def prolong(self, scope: Scope, partitions: Sequence[str], ttl: int, since: int) -> None:
+        """Inside a fenced transaction that took long, `since` a time of the database: its leases begin anew.
 
-        Where one writer at a time has the whole store, nobody else of this process could renew its own meanwhile: all
-        of the member's leases, and its membership, begin anew.
+        Where one writer at a time has the whole store, nobody could renew anything meanwhile: every lease and
+        membership that was in force at its beginning lasts longer by as much.
         """
         ...
 

@@ -467,7 +467,7 @@ class StoreContract:
         assert claimed is not None
         with session.transaction():
             assert not session.leases.fence(ORDERS, [step(claimed.row)], SHORT)
-            session.leases.prolong(ORDERS, "one", ["0"], LONG)
+            session.leases.prolong(ORDERS, ["0"], LONG, since=session.now() - LONG)
         assert session.leases.owners(ORDERS)[0].lease_until > session.now() + LONG // 2
 
     # -- transactions

@@ -37,7 +37,7 @@ from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
 
-from ..unit.promises import Effect, Picture, RecordRow, broken  # noqa: TID252
+from ..unit.promises import Effect, Picture, RecordRow, broken, unended  # noqa: TID252
 from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, hunting, released, skipped  # noqa: TID252
 from .lanes import COMMITS, TTL, Died, Log, Process  # noqa: TID252
 
@@ -372,17 +372,7 @@ class StoreMachine(Stream):
             while last.work(read_stamps=True):
                 pass
         self.promises_hold()
-        picture = self._picture()
-        stopped = {HOMES[key] for key, standing in picture.keys.items() if standing.stops_partition}
-        for key in picture.keys:
-            head = picture.queue(key)[:1]
-            assert head, f"{key} never comes to an end: {picture.keys[key]}"
-            assert head[0].reason is Reason.DEAD, f"the head of {key} is never tried: {head[0]}"
-        for partition, messages in picture.sent.items():
-            if partition not in stopped:
-                assert picture.handled.get(partition, 0) == len(messages), (
-                    f"partition {partition} isn't read to its end"
-                )
+        assert unended(self._picture()) == []
 
 
 TestStoreMachine = StoreMachine.TestCase

@@ -400,15 +400,19 @@ def test_members_who_beat_at_once_never_meet(store):
         pass
 
 
-def test_fences_over_the_same_partitions_never_deadlock(store):
+def test_fences_over_the_same_partitions_never_deadlock(store, session):
     # in the order of the bytes of their ids, whoever fences; '10' comes before '2'
+    claims = {one: session.leases.claim(SCOPE, one, "me", 60 * TTL).row for one in ("1", "2", "10")}
+
     def fence(partitions):
         with closing(store.session()) as own:
             for _ in range(50):
+                seen = {row.partition: row.effect for row in own.leases.owners(SCOPE)}
+                steps = [
+                    FenceStep(one, claims[one].owner, claims[one].epoch, seen[one], advance=1) for one in partitions
+                ]
                 with own.transaction():
-                    own.leases.fence(SCOPE, [FenceStep(one, "nobody", 0, 0, 1) for one in partitions], TTL)
-                    for one in sorted(partitions, key=str.encode):
-                        own.leases.hold_row(SCOPE, one)
+                    own.leases.fence(SCOPE, steps, TTL)
 
     with (
         thread(lambda: fence(["2", "10", "1"])),
@@ -603,7 +607,7 @@ def test_a_slow_transaction_lives_and_a_silent_process_is_ended(shared, store, o
         with slow.transaction():
             assert slow.leases.fence(SCOPE, [step], TTL) == {}
             time.sleep(3.2)  # three leases without a word to the shared
-            slow.leases.prolong(SCOPE, "me", ["0"], TTL)
+            slow.leases.prolong(SCOPE, ["0"], TTL, since=0)
 
         short.dialect.alive.stop()  # as if the process were stopped: nobody pings
         began = time.monotonic()

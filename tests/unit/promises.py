@@ -82,6 +82,27 @@ def broken(picture: Picture) -> list[str]:
     return [breach for check in checks for breach in check(picture)]
 
 
+def unended(picture: Picture) -> list[str]:
+    """What doesn't come to an end though every cause is mended and time goes by; the dead wait for a person.
+
+    What is early isn't given up while what it needs is parked itself, or while its partition isn't read through.
+    """
+    homes = {message.key: partition for partition, messages in picture.sent.items() for message in messages}
+    stopped = {homes[key] for key, standing in picture.keys.items() if standing.stops_partition}
+    waiting = {row.biz_key for row in picture.rows if row.waits}
+    found = []
+    for key in picture.keys:
+        head = picture.queue(key)[:1]
+        if head and head[0].reason is not Reason.DEAD:
+            found.append(f"the head of {key} is never tried: {head[0]}")
+        if not head and homes[key] not in stopped:
+            found += [f"never ends: {row}" for row in picture.aside(key) if not waiting & set(row.wants)]
+    for partition, messages in picture.sent.items():
+        if partition not in stopped and picture.handled.get(partition, 0) < len(messages):
+            found.append(f"partition {partition} isn't read to its end")
+    return found
+
+
 def _one_effect(picture: Picture) -> Iterator[str]:
     """P2, and that an effect and its record are one."""
     for biz_key, count in Counter(effect.biz_key for effect in picture.ledger).items():
