@@ -232,7 +232,7 @@ def _records_and_rows(picture: Picture) -> Iterator[str]:
             waiting[row.biz_key] = row
             record = picture.records.get(row.biz_key)
             final = record is not None and picture.is_final(row.biz_key)
-            if final and row.reason is not Reason.DEAD and row.reason is not Reason.BEHIND:
+            if final and row.reason is not Reason.DEAD:
                 yield f"P8: {row.biz_key} has its answer, and waits as {row.reason.value}"
             if row.place is Place.QUEUE and row.reason is Reason.EARLY:
                 yield f"P7: {row.biz_key} is early, and in the queue of its key"

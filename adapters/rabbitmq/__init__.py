@@ -1,0 +1,106 @@
+"""RabbitMQ, by pika: quorum and classic queues, and streams.
+
+===================  ==========================================================================================
+topic                a direct exchange ``seriatim.<topic>``, and a stream of that name that lists its partitions
+partition            a routing key; for each group a queue ``<group>.<topic>.<partition>`` bound by it, or one
+                     stream ``<topic>.<partition>`` for all
+message              persistent, published `mandatory`; its keys are headers ``seriatim-…``
+send                 confirmed by the server; per key one unconfirmed message at a time
+position             streams: offset and digest of the last handled message; queues have none
+settle               queues: one acknowledgement of everything up to there; streams: credit only
+hand-over            queues: a bare Channel.Close gives back in order what wasn't settled, and the next owner
+                     subscribes when the queue has no consumer; streams: nothing to do
+wake-up              the server pushes, up to `prefetch` unsettled messages a partition
+trimming             streams only: by age and size, as declared
+===================  ==========================================================================================
+
+One idea per file. `settings` (the URL), `names`, `wire` (a message as AMQP has it), `troubles` (errors); `control`
+(a connection for asking), `manifest`, `topology`; `link` (the connection and its thread), `line` (a channel kept
+open), `channels` (how one is left); `producer`, `sending`; `consumer`, `inbox`, `tray`, `queue_reader`,
+`stream_reader`, `ending` (has everything been read?).
+
+Nothing is ever rejected, requeued or cancelled, and pika's own `close` never meets a consumer: each puts messages
+behind later ones (measured; `channels` and `queue_reader` say how).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from seriatim.adapters.rabbitmq import manifest, names, topology, troubles
+from seriatim.adapters.rabbitmq.consumer import RabbitConsumer
+from seriatim.adapters.rabbitmq.control import control
+from seriatim.adapters.rabbitmq.producer import RabbitProducer
+from seriatim.adapters.rabbitmq.settings import read_url
+from seriatim.adapters.rabbitmq.wire import MAX_BODY
+from seriatim.core.backoff import Backoff
+from seriatim.core.broker import Capabilities, Consumer, Producer
+from seriatim.core.errors import BrokerError, ConfigurationError
+
+__all__ = ["RabbitBroker"]
+
+_ATTEMPTS = (
+    8  # to declare, while others declare the same: RabbitMQ 3.10 answers 541 or 506 for a stream just being made
+)
+_AGAIN = Backoff(base_s=0.1, cap_s=2.0)
+
+
+class RabbitBroker:
+    """The server that `url` names; `seriatim.adapters.rabbitmq.settings` says how it is written.
+
+    Raises:
+        ConfigurationError: the URL can't be read. The server is first asked when it is used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._settings = read_url(url)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """A log where the queues are streams. It may refuse one message and take the next."""
+        return Capabilities(positions=self._settings.queue_type == "stream", partial_refusal=True, max_body=MAX_BODY)
+
+    def declare(self, topic: str, partitions: Sequence[str], group: str | None = None) -> None:
+        """Make the topic, and the queues of `group`, where they are missing.
+
+        Without a group, a topic of queues has none yet: what is sent before the first group is declared can't be
+        routed, and is refused. A topic of streams needs no group.
+
+        Raises:
+            ConfigurationError: what is there was made with other settings; wrong credentials or vhost; a name too long.
+            BrokerError: the server is away or refuses.
+        """
+        if not partitions:
+            raise ConfigurationError(f"topic {topic!r} is declared without partitions: give at least one")
+        names.check_topic(self._settings.prefix, topic)
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with control(self._settings) as connection:
+                    topology.declare(connection, self._settings, topic, partitions, group)
+                    return
+            except BrokerError as error:
+                if attempt == _ATTEMPTS or not troubles.passes(error):
+                    raise
+                time.sleep(_AGAIN.delay(attempt))
+
+    def partitions(self, topic: str) -> tuple[str, ...]:
+        """The partitions of `topic` in the order of their declaration; empty where there is no such topic."""
+        with control(self._settings) as connection:
+            return manifest.read(connection, self._settings, topic)
+
+    def delete(self, topic: str, groups: Sequence[str] = ()) -> None:
+        """Remove a topic with all its messages, and these groups' queues. Consumers are told that they lost them."""
+        with control(self._settings) as connection:
+            topology.delete(connection, self._settings, topic, groups)
+
+    def consumer(self, topic: str, group: str) -> Consumer:
+        """A consumer with a connection of its own, closed by the caller."""
+        return RabbitConsumer(self._settings, topic, group)
+
+    def producer(self) -> Producer:
+        """A producer with a connection of its own, closed by the caller."""
+        return RabbitProducer(self._settings)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls. Idempotent."""
