@@ -217,8 +217,8 @@ class StoreMachine(Stream):
         query = f"SELECT DISTINCT sharding_key FROM parked_key WHERE {condition} ORDER BY 1"
         return [key for (key,) in self.reader.execute(query)]
 
-    @rule(data=st.data(), again=st.booleans())
-    def skip_a_head(self, data, again):
+    @rule(data=st.data(), again=st.booleans(), at_once=st.booleans())
+    def skip_a_head(self, data, again, at_once):
         """A head is skipped, while a duplicate of it may be on its way."""
         keys = self._parked_keys("depth > 0")
         if not keys:
@@ -227,6 +227,8 @@ class StoreMachine(Stream):
         biz_key = self._skip(key)
         if again:
             self._send(next(one for one in self.sent[HOMES[key]] if one.biz_key == biz_key))
+        if at_once:
+            self._process("owner").work(read_stamps=False)
 
     def _skip(self, key):
         """As a verb does: one transaction that holds the partition's row, and never touches an applied record."""
@@ -258,10 +260,12 @@ class StoreMachine(Stream):
             one = (table.c.consumer_group == SCOPE.group) & (table.c.biz_key == head.biz_key)
             session.run(update(table).where(one).values(status=int(Status.FAILED), outcome="rejected"))
 
-    @rule(key=st.sampled_from("ab"))
-    def hold(self, key):
+    @rule(key=st.sampled_from("ab"), at_once=st.booleans())
+    def hold(self, key, at_once):
         """A key is held, and more comes for it."""
         self._hold(key)
+        if at_once:
+            self._process("owner").work(read_stamps=False)
 
     def _hold(self, key):
         if self.held:
@@ -450,12 +454,6 @@ def settled_first(self, parts, **options):
     return ORIGINAL_EXECUTE(self, parts, **options)
 
 
-def drain_goes_on(self, task, before):
-    """A drain goes on after a failure."""
-    del self, task, before
-    return False
-
-
 def rows_stay(self, ids):
     """What had its turn isn't taken out of parking."""
     del self, ids
@@ -503,7 +501,7 @@ LATER: dict = {}
 
 PLANTED = {
     "fence_open": ([(SqlLeases, "fence", fence_open)], "send work freeze_until_its_leases_are_over"),
-    "fence_without_stamp": ([(SqlLeases, "fence", fence_without_stamp)], "send work hold work_while_an_operator_acts"),
+    "fence_without_stamp": ([(SqlLeases, "fence", fence_without_stamp)], "send work hold release"),
     "record_after": (
         [(SqlSession, "write", record_after), (SqlSession, "transaction", commit_then_records)],
         "send work work_until_an_accident",
@@ -511,13 +509,13 @@ PLANTED = {
     "failed_effects_stay": ([(SqlSession, "rollback_to", failed_effects_stay)], "send work"),
     "commit_believed": ([(TopicLane, "_recover", commit_believed)], "send work work_until_an_accident"),
     "settled_first": ([(Transactor, "execute", settled_first)], "send work work_until_an_accident"),
-    "drain_goes_on": ([(Pass, "_stops", drain_goes_on)], "send work skip_a_head"),
+    "drain_goes_on": ([(Pass, "_stops", drain_goes_on)], "send_in_a_bad_hour work skip_a_head"),
     "rows_stay": ([(SqlParking, "remove", rows_stay)], "send work causes_are_mended"),
     "claims_stay": ([(SqlRecords, "unclaim", claims_stay)], "send work"),
     "key_before_record": ([(view_module, "judge", key_before_record)], "send work send_again"),
-    "run_skipped": ([(view_module, "judge", run_skipped)], "send work skip_a_head send_again"),
+    "run_skipped": ([(view_module, "judge", run_skipped)], "send_in_a_bad_hour work skip_a_head"),
     "waiting_unseen": ([(view_module, "judge", waiting_unseen)], "send work send_again"),
-    "head_keeps_due": ([(KeyStanding, "head_left", head_keeps_due)], "send work skip_a_head"),
+    "head_keeps_due": ([(KeyStanding, "head_left", head_keeps_due)], "send_in_a_bad_hour work skip_a_head"),
     "outlook_forgotten": ([(SqlParking, "outlook", outlook_forgotten)], "send work"),
 }
 
@@ -529,4 +527,4 @@ def test_a_planted_bug_is_found(monkeypatch, patches, rules):
         monkeypatch.setattr(owner, name, bug)
     machine = focused(StoreMachine, *rules.split())
     with pytest.raises((AssertionError, SeriatimError, LookupError)):
-        run_state_machine_as_test(machine, settings=hunting(examples=100, steps=25))
+        run_state_machine_as_test(machine, settings=hunting(examples=300, steps=25))

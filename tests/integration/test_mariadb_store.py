@@ -736,8 +736,9 @@ def test_an_owner_that_ends_or_stands_still_inside_its_transaction_is_replaced(r
             first.signal(signal.SIGTERM)
             assert second.wait().code == 0
     assert sorted(rig.ledger()) == sent
-    # twice the lease, and what it takes to start a process and claim partition by partition
-    assert took_s < 2 * lease_s + 6, f"the take-over took {took_s:.1f} s"
+    # twice the lease, and what a busy machine takes to start a process and claim partition by partition; without the
+    # server's own time-out it would be hours
+    assert took_s < 2 * lease_s + 26, f"the take-over took {took_s:.1f} s"
 
 
 @pytest.fixture

@@ -101,6 +101,11 @@ class Stream(RuleBasedStateMachine):
         for key, mood in messages:
             self._send(self._new(key, mood))
 
+    @rule(key=st.sampled_from("ab"), bad=st.integers(1, 3), good=st.integers(1, 2))
+    def send_in_a_bad_hour(self, key, bad, good):
+        """Some that fail, and some of the same key behind them that wouldn't."""
+        self.send_all([(key, "fail")] * bad + [(key, "ok")] * good)
+
     @rule(key=st.sampled_from("ab"), other=st.sampled_from("abc"), mood=st.sampled_from(MOODS))
     def send_early(self, key, other, mood):
         """A message overtakes the one that it needs, which may be of another key."""
