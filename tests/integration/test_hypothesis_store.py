@@ -24,7 +24,6 @@ from seriatim.core import view as view_module
 from seriatim.core.decision import FREE, Action, KeyStanding, Outcome, Place, Reason, Status
 from seriatim.core.errors import SeriatimError, StoreError, StoreUnavailable
 from seriatim.core.handler import Early, Reject, Retry
-from seriatim.core.passing import Pass
 from seriatim.core.store import open_store
 from seriatim.core.store.leases import SqlLeases
 from seriatim.core.store.parking import SqlParking, parked_message
@@ -509,7 +508,6 @@ PLANTED = {
     "failed_effects_stay": ([(SqlSession, "rollback_to", failed_effects_stay)], "send work"),
     "commit_believed": ([(TopicLane, "_recover", commit_believed)], "send work work_until_an_accident"),
     "settled_first": ([(Transactor, "execute", settled_first)], "send work work_until_an_accident"),
-    "drain_goes_on": ([(Pass, "_stops", drain_goes_on)], "send_in_a_bad_hour work skip_a_head"),
     "rows_stay": ([(SqlParking, "remove", rows_stay)], "send work causes_are_mended"),
     "claims_stay": ([(SqlRecords, "unclaim", claims_stay)], "send work"),
     "key_before_record": ([(view_module, "judge", key_before_record)], "send work send_again"),
