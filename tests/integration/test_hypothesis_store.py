@@ -468,13 +468,6 @@ def key_before_record(arrival, record, waiting, key):
     return Action.BEHIND if key.blocked else ORIGINAL_JUDGE(arrival, record, waiting, key)
 
 
-def run_skipped(arrival, record, waiting, key):
-    """A duplicate of a rejected message runs."""
-    if record is not None and record.outcome is Outcome.REJECTED:
-        return Action.RUN
-    return ORIGINAL_JUDGE(arrival, record, waiting, key)
-
-
 def waiting_unseen(arrival, record, _waiting, key):
     """A waiting row of the same biz_key is overlooked."""
     return ORIGINAL_JUDGE(arrival, record, None, key)
@@ -511,7 +504,6 @@ PLANTED = {
     "rows_stay": ([(SqlParking, "remove", rows_stay)], "send work causes_are_mended"),
     "claims_stay": ([(SqlRecords, "unclaim", claims_stay)], "send work"),
     "key_before_record": ([(view_module, "judge", key_before_record)], "send work send_again"),
-    "run_skipped": ([(view_module, "judge", run_skipped)], "send_in_a_bad_hour work skip_a_head"),
     "waiting_unseen": ([(view_module, "judge", waiting_unseen)], "send work send_again"),
     "head_keeps_due": ([(KeyStanding, "head_left", head_keeps_due)], "send_in_a_bad_hour work skip_a_head"),
     "outlook_forgotten": ([(SqlParking, "outlook", outlook_forgotten)], "send work"),

@@ -378,13 +378,6 @@ TestViewMachine.settings = bounds(examples=150, steps=40)
 # -- the machine is worth something: it finds what is planted
 
 
-def run_skipped(arrival, record, waiting, key):
-    """A duplicate of a rejected message runs."""
-    if record is not None and record.outcome is Outcome.REJECTED:
-        return Action.RUN
-    return ORIGINAL_JUDGE(arrival, record, waiting, key)
-
-
 def key_before_record(arrival, record, waiting, key):
     """A blocked key is judged before the record (N7)."""
     return Action.BEHIND if key.blocked else ORIGINAL_JUDGE(arrival, record, waiting, key)
@@ -395,21 +388,10 @@ def waiting_unseen(arrival, record, _waiting, key):
     return ORIGINAL_JUDGE(arrival, record, None, key)
 
 
-def blocked_unseen(arrival, record, waiting, _key):
-    """What comes behind a blocked key runs."""
-    return ORIGINAL_JUDGE(arrival, record, waiting, FREE)
-
-
 def conflicts_unseen(arrival, record, waiting, key):
     """Another body is called a duplicate."""
     action = ORIGINAL_JUDGE(arrival, record, waiting, key)
     return Action.DUPLICATE if action is Action.CONFLICT else action
-
-
-def early_blocks(failure, attempts, policy, *, aside=False):
-    """Everything that fails keeps its key, even what a topic sets aside."""
-    disposal = ORIGINAL_DISPOSE(failure, attempts, policy, aside=aside)
-    return replace(disposal, place=Place.QUEUE) if disposal.place is not Place.QUEUE else disposal
 
 
 def head_keeps_due(self, _now):
@@ -420,12 +402,6 @@ def head_keeps_due(self, _now):
 def key_freed_early(self, _now):
     """A key is freed although followers wait."""
     return replace(self, depth=0, due_at=None, attempts=0, stops_partition=False)
-
-
-def aside_forgotten(self, now):
-    """Freed by its queue, a key forgets what waits aside."""
-    depth = self.depth - 1
-    return replace(self, depth=depth, due_at=now if depth else None, attempts=0, stops_partition=False)
 
 
 def early_in_queue(self, task, early, *, awaited=False):
@@ -441,18 +417,13 @@ def stays_parked(self, task):
 
 
 ORIGINAL_JUDGE = view_module.judge
-ORIGINAL_DISPOSE = view_module.dispose
 
 PLANTED = [
-    (view_module, "judge", run_skipped),
     (view_module, "judge", key_before_record),
     (view_module, "judge", waiting_unseen),
-    (view_module, "judge", blocked_unseen),
     (view_module, "judge", conflicts_unseen),
-    (view_module, "dispose", early_blocks),
     (KeyStanding, "head_left", head_keeps_due),
     (KeyStanding, "head_left", key_freed_early),
-    (KeyStanding, "head_left", aside_forgotten),
     (View, "early", early_in_queue),
     (View, "_leave", stays_parked),
     (View, "unclaim", stays_parked),
