@@ -100,14 +100,15 @@ class Sending:
             if item.routing_key == routing_key and item.properties.headers == properties.headers:
                 self._refused.setdefault(tag, error(item.message))
 
-    def give_up(self, call: Call) -> None:
-        """Nobody waits for this call any more: what wasn't sent of it won't be."""
+    def give_up(self, call: Call) -> bool:
+        """Nobody waits for this call any more: what wasn't sent of it won't be; whether any is on its way."""
         for key, queue in list(self._queues.items()):
             kept = deque(item for item in queue if item.call is not call or item.sent)
             if kept:
                 self._queues[key] = kept
             else:
                 del self._queues[key]
+        return any(item.call is call for item in self._on_their_way.values())
 
     def lost(self, error: Exception) -> None:
         """The channel is gone: nothing of what is on its way, or waits, will be confirmed."""
