@@ -372,11 +372,13 @@ class StoreMachine(Stream):
         self.processes.append(last)
         self.acting = last
         assert last.claim_what_is_free() == 2, "a lease that is over could not be claimed"
-        for _ in range(12):
+        for _ in range(30):
             self.now += 30 * MICROSECOND
             last.renew()
             while last.work(read_stamps=True):
                 pass
+            if not unended(self._picture()):
+                break
         self.promises_hold()
         assert unended(self._picture()) == []
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from seriatim.core.decision import SET_ASIDE, KeyStanding, OnFailure, Outcome, Place, Policy, Reason, Status
+from seriatim.core.decision import SET_ASIDE, KeyStanding, OnDead, OnFailure, Outcome, Place, Policy, Reason, Status
 from seriatim.core.store.port import ParkedMessage
 
 
@@ -231,15 +231,28 @@ def _records_and_rows(picture: Picture) -> Iterator[str]:
                 yield f"{row.biz_key} waits twice"
             waiting[row.biz_key] = row
             record = picture.records.get(row.biz_key)
-            final = record is not None and picture.is_final(row.biz_key)
-            if final and row.reason is not Reason.DEAD:
-                yield f"P8: {row.biz_key} has its answer, and waits as {row.reason.value}"
-            if row.place is Place.QUEUE and row.reason is Reason.EARLY:
-                yield f"P7: {row.biz_key} is early, and in the queue of its key"
-            if row.reason is Reason.FAILED and (record is None or record.status is not Status.FAILED):
-                yield f"{row.biz_key} waits as failed, and its record is {record}"
+            yield from _row_and_record(picture, row, record)
     for biz_key, record in picture.records.items():
         if record.status is Status.PROCESSING and not record.crash_attempts:
             yield f"{biz_key} is left in processing"
         if record.status is Status.FAILED and record.outcome is not Outcome.REJECTED and biz_key not in waiting:
             yield f"P3: the record of {biz_key} says {record.outcome}, and no row waits for it"
+
+
+def _row_and_record(picture: Picture, row: ParkedMessage, record: RecordRow | None) -> Iterator[str]:
+    final = record is not None and picture.is_final(row.biz_key)
+    if final and row.reason is not Reason.DEAD:
+        yield f"P8: {row.biz_key} has its answer, and waits as {row.reason.value}"
+    if row.place is Place.QUEUE and row.reason in _never_blocking(picture.policy):
+        yield f"P4: {row.biz_key} blocks its key as {row.reason.value}, against the topic's policy"
+    if row.place is Place.QUEUE and row.reason is Reason.EARLY:
+        yield f"P7: {row.biz_key} is early, and in the queue of its key"
+    if row.reason is Reason.FAILED and (record is None or record.status is not Status.FAILED):
+        yield f"{row.biz_key} waits as failed, and its record is {record}"
+
+
+def _never_blocking(policy: Policy) -> set[Reason]:
+    """What keeps no key waiting, by a topic's policy."""
+    if policy.on_failure is OnFailure.SET_ASIDE:
+        return {Reason.FAILED, Reason.DEAD}
+    return {Reason.DEAD} if policy.on_dead is OnDead.SKIP else set()

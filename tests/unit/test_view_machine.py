@@ -226,10 +226,12 @@ class ViewMachine(Stream):
             dead = bool(head) and head[0].reason is Reason.DEAD
             self.tables.write(Writes(keys={key: (HOMES[key], released(standing, self.now, dead=dead))}))
         self.held.clear()
-        for _ in range(12):
+        for _ in range(100):
             self.now += 30 * MICROSECOND
             for partition, key in itertools.product("01", "abc"):
                 self._settle_down(partition, key)
+            if not unended(self._picture()):
+                break
         self.promises_hold()
         assert unended(self._picture()) == []
 
