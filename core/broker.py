@@ -28,11 +28,14 @@ class Capabilities:
     `positions`: it is a log; consumption starts from a position that the store keeps, and settling is only memory.
     `partial_refusal`: it may refuse one message and take the next, so a key may have one unconfirmed batch at a time.
     `max_body`: the largest body in bytes, None where the broker names no limit.
+    `silence_s`: how long a lost link may look like silence; what is older than that has been handed out when a
+    partition is said to be read through.
     """
 
     positions: bool
     partial_refusal: bool
     max_body: int | None = None
+    silence_s: float = 1.0
 
 
 class NoticeKind(enum.Enum):

@@ -13,7 +13,7 @@ from itertools import takewhile
 from seriatim.core.decision import Place, Reason
 from seriatim.core.holding import Holding
 from seriatim.core.passing import Part
-from seriatim.core.store.port import MICROSECOND, ParkedMessage, Writes
+from seriatim.core.store.port import ParkedMessage, Writes
 from seriatim.core.task import of_row
 from seriatim.core.transactor import Transactor
 
@@ -64,15 +64,13 @@ class DueWork:
         """Try those aside of a key: every early one, and those set aside whose own time has come."""
         transactor = self.transactor
         most = 1 if transactor.one_by_one else ASIDE
-        rows = transactor.session.parking.rows(transactor.scope, key, Place.ASIDE, most + 1)
+        rows = transactor.session.parking.soonest(transactor.scope, key, most + 1)
         if not rows:
             self._mend(holding, key)
             return
         chosen = [row for row in rows[:most] if row.reason is Reason.EARLY or (row.next_attempt_at or 0) <= now]
-        chosen = self._together(holding, chosen)
-        rest = [row.next_attempt_at or now for row in rows[:most] if row not in chosen]
-        if len(rows) > most:
-            rest.append(now + MICROSECOND)
+        chosen = self._together(holding, sorted(chosen, key=lambda row: row.id))
+        rest = [row.next_attempt_at or now for row in rows if row not in chosen]
         if not chosen:
             self._mend(holding, key, aside_due_at=min(rest, default=None))
             return

@@ -77,8 +77,6 @@ class Context:
 
 Function = Callable[[Any, Context], Any]
 
-ANY = "*"  #: the type of a handler that takes every type without a handler of its own
-
 
 @dataclass(frozen=True, slots=True)
 class Handler:

@@ -15,6 +15,7 @@ from seriatim.core.errors import InvalidMessage
 MAX_TOPIC = 128  #: characters of a topic's name
 MAX_KEY = 255  #: characters of a sharding key and of a biz_key
 MAX_TYPE = 128  #: characters of a message type
+ANY = "*"  #: in place of a type: every type without a handler of its own
 MAX_TIME = 253_402_300_800  #: seconds since the epoch, where the year 10000 begins: a time must lie before it
 RESERVED_PREFIX = "seriatim-"  #: headers of the suite's own
 

@@ -209,17 +209,13 @@ class Pass:
             return True
         if self.session.parking.waiting(self.scope, list(early.wants)):
             return True
-        others = self.session.parking.rows(self.scope, task.sharding_key, Place.ASIDE, MAX_INLINE)
-        return any(row.id != task.row.id and self._reaches(row.type, early.wants) for row in others)
-
-    def _reaches(self, kind: str | None, wants: tuple[str, ...]) -> bool:
-        handler = self.topic.handler(kind) if kind is not None else None
-        return handler is not None and handler.moves is not None and handler.moves.target in wants
+        reaching = self.topic.types_reaching(early.wants)
+        return self.session.parking.has_aside(self.scope, task.sharding_key, reaching, but=task.row.id)
 
     def _waiting_row(self, key: str, reached: frozenset[str]) -> Task | None:
         writes = self.view.writes
         gone = {*writes.unparks, *(row.id for row in writes.moves)}
-        for row in self.session.parking.rows(self.scope, key, Place.ASIDE, MAX_INLINE):
+        for row in self.session.parking.wanting(self.scope, key, reached):
             if row.id not in gone and row.reason is Reason.EARLY and reached.intersection(row.wants):
                 task = of_row(self.topic, row)
                 if row.biz_key is not None and row.biz_key not in self.view.records:

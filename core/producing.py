@@ -80,7 +80,7 @@ class OrderedProducer:
     def _refuse_doubtful(self, messages: Iterable[Message]) -> None:
         with self._mutex:
             for message in messages:
-                waiting = self._unconfirmed.get((message.topic, message.sharding_key))
+                waiting = self._unconfirmed.get(_key(message))
                 if waiting:
                     raise KeyInDoubt(
                         f"key {message.sharding_key!r} of topic {message.topic!r}: {waiting[0].biz_key!r} was sent and "
@@ -95,10 +95,17 @@ class OrderedProducer:
             raise
         self._remember(routed, ())
 
-    def _remember(self, sent: Iterable[tuple[str, Message]], unconfirmed: Iterable[Message]) -> None:
-        """Of the keys that were sent, those with something unconfirmed are in doubt, the others aren't any more."""
+    def _remember(self, sent: Sequence[tuple[str, Message]], unconfirmed: Iterable[Message]) -> None:
+        """What was sent isn't in doubt any more, except what is unconfirmed; another thread's messages stay."""
         with self._mutex:
-            for _, message in sent:
-                self._unconfirmed.pop((message.topic, message.sharding_key), None)
+            for key in {_key(message) for _, message in sent}:
+                these = {message.biz_key for _, message in sent if _key(message) == key}
+                waiting = [message for message in self._unconfirmed.pop(key, []) if message.biz_key not in these]
+                if waiting:
+                    self._unconfirmed[key] = waiting
             for message in unconfirmed:
-                self._unconfirmed.setdefault((message.topic, message.sharding_key), []).append(message)
+                self._unconfirmed.setdefault(_key(message), []).append(message)
+
+
+def _key(message: Message) -> Key:
+    return message.topic, message.sharding_key

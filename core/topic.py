@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from seriatim.core.codec import Codec, JsonCodec
 from seriatim.core.decision import Policy
 from seriatim.core.errors import ConfigurationError, InvalidMessage
-from seriatim.core.handler import ANY, Function, Handler
+from seriatim.core.handler import Function, Handler
 from seriatim.core.keys import canonical_key
-from seriatim.core.message import MAX_TOPIC, MAX_TYPE, NO_HEADERS, Message, check_text
+from seriatim.core.message import ANY, MAX_TOPIC, MAX_TYPE, NO_HEADERS, Message, check_text
 from seriatim.core.routing import Routing
 from seriatim.core.state_machine import Transition
 
@@ -73,6 +73,11 @@ class Topic:
     def handlers(self) -> Iterable[Handler]:
         """Every handler."""
         return self._handlers.values()
+
+    def types_reaching(self, states: Iterable[str]) -> frozenset[str]:
+        """The types whose messages move their entity to one of these states; `ANY` stands for every other type."""
+        wanted = set(states)
+        return frozenset(one.type for one in self.handlers if one.moves is not None and one.moves.target in wanted)
 
     def listed_types(self) -> str:
         """The types that have handlers, in words."""

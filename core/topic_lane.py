@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from seriatim.core.broker import Batch, Consumer, Notice, NoticeKind
+from seriatim.core.broker import Batch, Capabilities, Consumer, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
 from seriatim.core.due import DueWork
-from seriatim.core.errors import PASSING, CommitUnknown, Contention
+from seriatim.core.errors import PASSING, BrokerError, CommitUnknown, Contention
 from seriatim.core.execution import PartitionsLost, StampMoved, TransactionBroken
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
@@ -25,7 +25,6 @@ from seriatim.core.topic import Topic
 from seriatim.core.transactor import Transactor
 
 STAMPS_S = 0.1  #: how often the change stamps are read
-LATE = MICROSECOND  #: how long before an empty poll everything is sure to have been seen
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class TopicLane:
 
     transactor: Transactor
     consumer: Consumer
-    positions: bool
+    capabilities: Capabilities
     gone: Callable[[Scope, str], None]
     clock: StoreClock
     holdings: dict[str, Holding] = field(default_factory=dict)
@@ -70,7 +69,7 @@ class TopicLane:
         """Begin with a partition whose lease was claimed."""
         holding.outlook = self.session.parking.outlook(self.scope, holding.partition)
         self.holdings[holding.partition] = holding
-        self.consumer.start(holding.partition, holding.position if self.positions else None)
+        self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
         if holding.careful:
             self._tell(logging.WARNING, "careful take-over", holding.partition)
 
@@ -196,7 +195,11 @@ class TopicLane:
         ]
 
     def _poll_once(self, timeout_s: float) -> bool:
-        got = self.consumer.poll(timeout_s, self.transactor.limit)
+        try:
+            got = self.consumer.poll(timeout_s, self.transactor.limit)
+        except BrokerError:
+            self._at_end.clear()  # what comes meanwhile isn't seen
+            raise
         if isinstance(got, Notice):
             self._note(got)
         elif got is None:
@@ -209,16 +212,20 @@ class TopicLane:
     def _read_on(self) -> None:
         """Nothing has come: partitions whose end was reached are read through to a moment ago."""
         if self._at_end:
-            then = self.clock.now() - LATE
+            then = self._seen_up_to()
             for partition in self._at_end & self.holdings.keys():
                 self.holdings[partition].read_up_to(then)
+
+    def _seen_up_to(self) -> int:
+        """The time up to which everything is sure to have been seen, where there is nothing more to be read."""
+        return self.clock.now() - int(self.capabilities.silence_s * MICROSECOND)
 
     def _note(self, notice: Notice) -> None:
         holding = self.holdings.get(notice.partition)
         if holding is None:
             return
         if notice.kind is NoticeKind.READ_THROUGH:
-            holding.read_up_to(self.clock.now() - LATE)
+            holding.read_up_to(self._seen_up_to())
             self._at_end.add(notice.partition)
             return
         level = logging.WARNING if notice.kind is NoticeKind.LOST else logging.ERROR
@@ -228,6 +235,7 @@ class TopicLane:
             self.session.leases.pause(self.scope, notice.partition, holding.owner, notice.detail)
         elif notice.kind is NoticeKind.LOST:
             self._in_hand.pop(notice.partition, None)
+            self._at_end.discard(notice.partition)
 
     def _handle(self, batches: Sequence[Batch]) -> None:
         careful = [batch for batch in batches if self.holdings[batch.partition].careful]
@@ -244,7 +252,7 @@ class TopicLane:
     def _part(self, batch: Batch) -> Part:
         tasks = tuple(of_delivery(self.topic, delivery) for delivery in batch.deliveries)
         self.transactor.refuse(tasks[0])
-        return Part(self.holdings[batch.partition], tasks, positioned=self.positions)
+        return Part(self.holdings[batch.partition], tasks, positioned=self.capabilities.positions)
 
     def _attempt(self, parts: Sequence[Part]) -> bool:
         """One transaction over ordinary batches; whether it is done with, one way or another."""
@@ -324,7 +332,7 @@ class TopicLane:
                 self.drop(holding.partition, "lost while a commit was unknown")
                 continue
             holding.reread(row, self.session.parking.outlook(self.scope, holding.partition))
-            if self.positions:
+            if self.capabilities.positions:
                 self._stop(holding.partition)
                 self.consumer.start(holding.partition, holding.position)
 
@@ -338,7 +346,7 @@ class TopicLane:
         try:
             for task in self._part(batch).tasks:
                 self.transactor.mark(holding, task)
-                alone = [Part(holding, (task,), positioned=self.positions)]
+                alone = [Part(holding, (task,), positioned=self.capabilities.positions)]
                 self.transactor.execute(alone, savepoints=True)
                 handled += 1
                 if holding.outlook.aside_due_at is not None:  # one that waited for this message goes before the next

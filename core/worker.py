@@ -151,7 +151,7 @@ class Worker:
         return TopicLane(
             transactor=transactor,
             consumer=self.broker.consumer(topic.name, self.group),
-            positions=self.broker.capabilities.positions,
+            capabilities=self.broker.capabilities,
             gone=self._gone,
             clock=StoreClock(session.now),
         )

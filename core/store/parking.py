@@ -6,14 +6,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, bindparam, case, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, bindparam, case, delete, exists, func, insert, or_, select, true, update
 
 from seriatim.core.decision import KeyStanding, Place, Reason, Waiting
+from seriatim.core.message import ANY
 from seriatim.core.store.port import Outlook, ParkedMessage, Scope
 from seriatim.core.store.schema import parked_key as keys
 from seriatim.core.store.schema import parked_message as rows
 
 MAX_ERROR = 4_000  #: characters of an error text that are kept
+MAX_WANTING = 100  #: rows that wait for one name and are read at once
 MAX_DETAIL = 20_000  #: characters of a traceback that are kept
 
 _KEY = (keys.c.consumer_group == bindparam("at_group")) & (keys.c.topic == bindparam("at_topic"))
@@ -52,6 +54,8 @@ _ROWS = (
     .order_by(rows.c.id)
     .limit(bindparam("limit"))
 )
+_ASIDE = _ROW & (rows.c.sharding_key == bindparam("at_key")) & (rows.c.place == Place.ASIDE.value)
+_SOONEST = select(rows).where(_ASIDE).order_by(rows.c.next_attempt_at, rows.c.id).limit(bindparam("limit"))
 _PARTITION = _KEY & (keys.c.partition_id == bindparam("at_partition"))
 _DUE = _PARTITION & keys.c.next_attempt_at.is_not(None)
 _ASIDE_DUE = _PARTITION & keys.c.aside_attempt_at.is_not(None)
@@ -119,6 +123,24 @@ class SqlParking:
         """The first rows of a key in a place, in order."""
         at = _of(scope) | {"at_key": sharding_key, "at_place": place.value, "limit": limit}
         return [parked_message(row) for row in self._run(_ROWS, at)]
+
+    def soonest(self, scope: Scope, sharding_key: str, limit: int) -> list[ParkedMessage]:
+        """The rows aside of a key that are due first."""
+        at = _of(scope) | {"at_key": sharding_key, "limit": limit}
+        return [parked_message(row) for row in self._run(_SOONEST, at)]
+
+    def wanting(self, scope: Scope, sharding_key: str, names: Iterable[str]) -> list[ParkedMessage]:
+        """The rows aside of a key that wait for one of these, in order."""
+        named = or_(*(rows.c.wants.contains(json.dumps(name), autoescape=True) for name in sorted(names)))
+        query = select(rows).where(_ASIDE & named).order_by(rows.c.id).limit(MAX_WANTING)
+        return [parked_message(row) for row in self._run(query, _of(scope) | {"at_key": sharding_key})]
+
+    def has_aside(self, scope: Scope, sharding_key: str, types: Iterable[str], but: int) -> bool:
+        """Whether a row of one of these types is aside of a key, besides the one of id `but`."""
+        kinds = sorted(types)
+        of_kind = true() if ANY in kinds else rows.c.message_type.in_(kinds)
+        query = select(rows.c.id).where(_ASIDE & of_kind & (rows.c.id != but)).limit(1)
+        return self._run(query, _of(scope) | {"at_key": sharding_key}).first() is not None
 
     def aside_due_at(self, scope: Scope, sharding_key: str) -> int | None:
         """When the next row aside of a key is due."""

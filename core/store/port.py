@@ -279,6 +279,18 @@ class Parking(Protocol):
         """The first `limit` rows of a key in a place, in order."""
         ...
 
+    def soonest(self, scope: Scope, sharding_key: str, limit: int) -> list[ParkedMessage]:
+        """The rows aside of a key that are due first."""
+        ...
+
+    def wanting(self, scope: Scope, sharding_key: str, names: Iterable[str]) -> list[ParkedMessage]:
+        """Some rows aside of a key that wait for one of these states or biz_keys, in order."""
+        ...
+
+    def has_aside(self, scope: Scope, sharding_key: str, types: Iterable[str], but: int) -> bool:
+        """Whether a row of one of these types (`ANY`: of any) is aside of a key, besides the one of id `but`."""
+        ...
+
     def aside_due_at(self, scope: Scope, sharding_key: str) -> int | None:
         """When the next row aside of a key is due."""
         ...

@@ -160,6 +160,49 @@ def test_early_by_the_handler_blocks_nobody_and_is_called_again_when_its_time_ha
     assert rig.ledger() == [later, early]
 
 
+def test_a_hundred_messages_aside_keep_none_behind_them_from_its_turn(rig):
+    """They wait for what never comes, and the one whose time has come is the newest of them."""
+    app = rig.app()
+    orders = app.topic("orders", partitions=1, policy=Policy(backoff=Backoff(base_s=0.3, cap_s=0.3)))
+    here_now = threading.Event()
+
+    @orders.on("step")
+    def step(event, ctx):
+        if not (event.get("last") and here_now.is_set()):
+            raise Early("not yet", waiting_for="its predecessor")
+        enter(ctx)
+
+    rig.send_many(orders, ["a"] * 110)
+    last = rig.send(orders, "a", last=1)
+    with rig.working(app):
+        wait_until(lambda: len(rig.parked()) == 111, "all of them aside")
+        here_now.set()
+        wait_until(lambda: rig.ledger() == [last], "the last one")
+
+
+@pytest.mark.parametrize("others", [0, 120])
+def test_an_early_message_runs_right_after_its_predecessor_however_many_wait_for_others(rig, others):
+    """What was waited for is looked for by name, and its names are no patterns."""
+    app = rig.app()
+    orders = app.topic("orders", partitions=1, policy=LATER)
+    done = set()
+
+    @orders.on("step")
+    def step(event, ctx):
+        if event.get("wants", "nothing") not in done | {"nothing"}:
+            raise Early("not yet", waiting_for=event["wants"])
+        done.add(ctx.message.biz_key)
+        enter(ctx)
+
+    for number in range(others):
+        rig.send(orders, "a", wants=f"f%_{number}")
+    rig.send(orders, "a", biz_key="second", wants="fi/r'st%")
+    rig.run(app)
+    rig.send(orders, "a", biz_key="fi/r'st%")
+    rig.run(app)
+    assert rig.ledger() == ["fi/r'st%", "second"]
+
+
 # duplicates and conflicts
 
 

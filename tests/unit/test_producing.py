@@ -167,3 +167,26 @@ def test_threads_that_send_each_their_own_keys_never_lose_or_reorder_one(rig):
     assert len(seen) == 150
     for key in {key for key, _ in seen}:
         assert [n for of, n in seen if of == key] == list(range(25))
+
+
+def test_one_thread_s_failure_doesn_t_forget_another_thread_s(broker, producer):
+    """Both send messages of one key at the same moment, and neither is confirmed: both are in doubt."""
+    both = threading.Barrier(2)
+    refuse = broker.send
+
+    def send(routed):
+        both.wait(10)
+        refuse(routed)
+
+    broker.send, broker.refuses = send, {"a/1", "a/2"}
+
+    def fail(number):
+        with pytest.raises(SendFailed):
+            producer.send(message("a", number))
+
+    threads = [threading.Thread(target=fail, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {one.biz_key for one in producer.in_doubt} == {"a/1", "a/2"}
