@@ -251,7 +251,9 @@ class Policy:
     """A topic's way with failures. Times in seconds.
 
     `max_attempts` counts every call of the handler; `tries_at_once` of them are made on the spot, before parking.
-    `max_crashes` is how often a message may have killed its process before it is parked.
+    `max_crashes` is how often a message may have killed its process before it is parked. `max_behind` is how many
+    messages may wait under one key before an alarm is given. From `max_parked` rows, or `max_parked_bytes` bytes of
+    bodies, that a group has parked of the topic in all, its partitions pause, and only what is parked is worked off.
     """
 
     on_failure: OnFailure = OnFailure.PARK
@@ -259,6 +261,9 @@ class Policy:
     max_attempts: int = 8
     tries_at_once: int = 2
     max_crashes: int = 3
+    max_behind: int = 1_000
+    max_parked: int = 1_000_000
+    max_parked_bytes: int = 4 << 30
     early_deadline_s: float = 3600.0
     backoff: Backoff = Backoff()  # noqa: RUF009 - frozen
 
@@ -272,6 +277,8 @@ class Policy:
             ) from None
         if self.max_attempts < 1 or self.tries_at_once < 1:
             raise ConfigurationError("max_attempts and tries_at_once are 1 or more: a message is tried at least once")
+        if min(self.max_behind, self.max_parked, self.max_parked_bytes) < 1:
+            raise ConfigurationError("max_behind, max_parked and max_parked_bytes are 1 or more: a failure must fit")
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,4 @@ class DueWork:
                 session.write(scope, Writes(keys={key: (holding.partition, mended)}), session.now())
             outlook = session.parking.outlook(scope, holding.partition)
         holding.committed(1, outlook)
-        self.transactor.observer.event(
-            logging.INFO, "parked key looked over", group=scope.group, topic=scope.topic, key=key
-        )
+        self.transactor.tell(logging.INFO, "parked key looked over", key=key)

@@ -99,7 +99,7 @@ class Execution:
             part.holding.committed(self._advance(part), outlooks.get(part.holding.partition))
             if part.positioned:
                 part.holding.position = self._position(part, done.handled[part.holding.partition])
-        done.verdicts = view.verdicts
+        done.verdicts, done.crowded = view.verdicts, view.crowded
         return done
 
     @contextmanager

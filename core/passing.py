@@ -45,10 +45,14 @@ class Limits:
 
 @dataclass(slots=True)
 class Executed:
-    """What a committed transaction did: how many tasks of each part, the verdicts in order, and how long it took."""
+    """What a committed transaction did: how many tasks of each part, the verdicts in order, and how long it took.
+
+    `crowded` are keys that have come over their cap.
+    """
 
     handled: dict[str, int] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
+    crowded: list[str] = field(default_factory=list)
     handler_s: float = 0.0
     runs: int = 0
     reran: bool = False

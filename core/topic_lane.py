@@ -19,7 +19,8 @@ from seriatim.core.execution import PartitionsLost, StampMoved, TransactionBroke
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.passing import Executed, Part
-from seriatim.core.store.port import MICROSECOND, Scope, Session
+from seriatim.core.room import Room
+from seriatim.core.store.port import MICROSECOND, OwnerRow, Scope, Session
 from seriatim.core.task import of_delivery
 from seriatim.core.topic import Topic
 from seriatim.core.transactor import Transactor
@@ -42,6 +43,7 @@ class TopicLane:
     _in_hand: dict[str, Batch] = field(default_factory=dict)
     _at_end: set[str] = field(default_factory=set)
     _stamps_read: float = float("-inf")
+    _parking: Room = field(default_factory=Room)
 
     @property
     def scope(self) -> Scope:
@@ -69,6 +71,8 @@ class TopicLane:
         """Begin with a partition whose lease was claimed."""
         holding.outlook = self.session.parking.outlook(self.scope, holding.partition)
         self.holdings[holding.partition] = holding
+        if self._parking.full:
+            self.session.leases.set_full(self.scope, [holding.partition], full=True)
         self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
         if holding.careful:
             self._tell(logging.WARNING, "careful take-over", holding.partition)
@@ -157,7 +161,9 @@ class TopicLane:
         if time.monotonic() - self._stamps_read < STAMPS_S:
             return
         self._stamps_read = time.monotonic()
-        for row in self.session.leases.owners(self.scope):
+        rows = self.session.leases.owners(self.scope)
+        self._look_for_room(rows)
+        for row in rows:
             holding = self.holdings.get(row.partition)
             if holding is None:
                 continue
@@ -165,6 +171,14 @@ class TopicLane:
                 self.drop(row.partition, "another owner has it")
             elif row.effect != holding.effect:
                 self._reread([row.partition])
+
+    def _look_for_room(self, rows: Sequence[OwnerRow]) -> None:
+        """Stop taking ordinary messages while too much is parked, and say so; go on when there is room again."""
+        if self._parking.changed(rows, self.topic.policy):
+            full = self._parking.full
+            self.session.leases.set_full(self.scope, list(self.holdings), full=full)
+            level, name = (logging.ERROR, "parking full") if full else (logging.WARNING, "parking has room again")
+            self.transactor.tell(level, name, **self._parking.counted())
 
     def _reread(self, partitions: Sequence[str]) -> None:
         rows = {row.partition: row for row in self.session.leases.owners(self.scope)}
@@ -188,6 +202,8 @@ class TopicLane:
         return self._ready()
 
     def _ready(self) -> list[Batch]:
+        if self._parking.full:
+            return []
         return [
             batch
             for partition, batch in self._in_hand.items()
@@ -389,4 +405,4 @@ class TopicLane:
         return busy
 
     def _tell(self, level: int, name: str, partition: str, **fields: object) -> None:
-        self.observer.event(level, name, group=self.scope.group, topic=self.scope.topic, partition=partition, **fields)
+        self.transactor.tell(level, name, partition=partition, **fields)

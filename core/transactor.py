@@ -6,6 +6,7 @@ all of it is memory of this lane alone, and none of it is needed for correctness
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -73,7 +74,13 @@ class Transactor:
         self.size.succeeded(done.runs, done.handler_s)
         self.effects += sum(verdict.outcome is Outcome.APPLIED for verdict in done.verdicts)
         self.observer.committed(self.scope, done.verdicts, time.perf_counter() - started)
+        for key in done.crowded:
+            self.tell(logging.ERROR, "key over its cap", key=key, cap=self.topic.policy.max_behind)
         return done
+
+    def tell(self, level: int, name: str, **fields: object) -> None:
+        """Tell the observer of something in this group and topic."""
+        self.observer.event(level, name, group=self.scope.group, topic=self.scope.topic, **fields)
 
     def hold(self, holding: Holding) -> None:
         """The fence alone, inside a transaction that changes something of one partition; raises its stamp by 1.

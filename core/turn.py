@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seriatim.core.decision import Failed, Outcome, Reason
 from seriatim.core.errors import Contention, ForbiddenStatement, InvalidMessage, StoreError, StoreUnavailable
@@ -72,7 +72,8 @@ class Turn:
         try:
             with self.tx.turn():
                 returned = handler.function(task.event, context)
-            result: Result = Success(response=encode_response(returned, self.max_response), reached=reached)
+            response = encode_response(returned, self.max_response)
+            result: Result = Success(response=response, before=before, reached=reached)
         except BaseException as error:  # noqa: BLE001 - whatever a handler lets out is its message's failure
             result = _result_of(error)
         finally:
@@ -115,7 +116,7 @@ def _unmoved(task: Task, guarded: Guarded) -> Result:
             f"{machine.table}.{machine.column} is {guarded.before!r}, which the state machine can't judge for {target}",
             error_type="UnknownState",
         )
-    return _SETTLED[guarded.move]
+    return replace(_SETTLED[guarded.move], before=guarded.before)
 
 
 def _said(error: BaseException) -> str:

@@ -38,11 +38,12 @@ MAX_CONFLICTS = 10  #: different bodies that are kept for one biz_key
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """A message that was run to its end. `reached` is the state that its entity has now."""
+    """A message that was run to its end. `before` and `reached` are its entity's states, if it has any."""
 
     outcome: Outcome = Outcome.APPLIED
     response: bytes | None = None
     illegal: bool = False
+    before: str | None = None
     reached: str | None = None
 
 
@@ -82,6 +83,7 @@ class View:
     claimed: set[str] = field(default_factory=set)
     writes: Writes = field(default_factory=Writes)
     verdicts: list[Verdict] = field(default_factory=list)
+    crowded: list[str] = field(default_factory=list)  #: keys that have just got too many messages
     _early: dict[str, list[tuple[Task, ParkedMessage]]] = field(default_factory=dict)
 
     def standing(self, sharding_key: str) -> KeyStanding:
@@ -118,6 +120,7 @@ class View:
             attempts=attempts,
             effect=effect,
             illegal=success.illegal,
+            states=(success.before, success.reached),
         )
         self._leave(task)
         self._tell(task, success.outcome, attempts=attempts, illegal=success.illegal)
@@ -170,7 +173,10 @@ class View:
         if task.arrival.biz_key is not None:
             self.waiting[task.biz_key] = Waiting(task.arrival.type, task.arrival.digest)
             self.unclaim(task)
-        self._stand(task, self.standing(task.sharding_key).with_behind())
+        standing = self.standing(task.sharding_key).with_behind()
+        self._stand(task, standing)
+        if standing.depth == self.policy.max_behind + 1:
+            self.crowded.append(task.sharding_key)
         self._tell(task, Outcome.PARKED, Reason.BEHIND)
 
     def conflict(self, task: Task) -> None:
@@ -234,6 +240,7 @@ class View:
         attempts: int = 0,
         effect: int | None = None,
         illegal: bool = False,
+        states: tuple[str | None, str | None] = (None, None),
         first: str | None = None,
     ) -> None:
         if task.arrival.biz_key is None:
@@ -252,6 +259,8 @@ class View:
             attempts=attempts,
             effect=effect,
             illegal=illegal,
+            state_before=states[0],
+            state_after=states[1],
             first=first,
             keep_crashes=task.deadly,
         )

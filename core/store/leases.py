@@ -31,6 +31,9 @@ _COLUMNS = (
     owners.c.log_identity,
     owners.c.read_through,
     owners.c.paused,
+    owners.c.parked_rows,
+    owners.c.parked_bytes,
+    owners.c.full,
 )
 
 
@@ -72,7 +75,7 @@ class SqlLeases:
         )
         self._renew = update(owners).where(_THE_ROW).values(lease_until=self._now + bindparam("ttl"))
         self._idle_row = dialect.lock(select(owners.c.owner, owners.c.epoch).where(_THE_ROW), wait=False)
-        self._release = update(owners).where(_OURS).values(owner=None, member=None, lease_until=0)
+        self._release = update(owners).where(_OURS).values(owner=None, member=None, lease_until=0, full=False)
 
     def beat(self, scope: Scope, member: str, ttl: int) -> list[str]:
         """Renew this process's membership; the living members."""
@@ -119,7 +122,7 @@ class SqlLeases:
             self._run(
                 update(owners)
                 .where(at)
-                .values(member=member, owner=token, epoch=owners.c.epoch + 1, lease_until=self._now + ttl)
+                .values(member=member, owner=token, epoch=owners.c.epoch + 1, lease_until=self._now + ttl, full=False)
             )
             claimed = self._run(select(*_COLUMNS).where(at)).one()
             return Claimed(_owner_row(claimed), released=row.owner is None)
@@ -184,6 +187,22 @@ class SqlLeases:
         """Inside a fenced transaction: count deliveries that were stopped as duplicates."""
         self._run(update(owners).where(_THE_ROW).values(duplicates=owners.c.duplicates + count), _at(scope, partition))
 
+    def count_parked(self, scope: Scope, partition: str, count: int, size: int) -> None:
+        """Inside a transaction that holds the row: so many more rows are parked, and bytes of their bodies."""
+        self._run(
+            update(owners)
+            .where(_THE_ROW)
+            .values(parked_rows=owners.c.parked_rows + count, parked_bytes=owners.c.parked_bytes + size),
+            _at(scope, partition),
+        )
+
+    def set_full(self, scope: Scope, partitions: Sequence[str], *, full: bool) -> None:
+        """Say that the owner of these partitions waits for room in the parking, or doesn't any more."""
+        if partitions:
+            with self._transaction():
+                rows = [_at(scope, partition) for partition in sorted(partitions, key=str.encode)]
+                self._run(update(owners).where(_THE_ROW).values(full=full), rows)
+
     def set_position(self, scope: Scope, partition: str, position: Position | None) -> None:
         """Inside a fenced transaction: correct the position where less was handled than the fence said."""
         self._run(
@@ -241,4 +260,7 @@ def _owner_row(row: Row[Any]) -> OwnerRow:
         position=position,
         read_through=row.read_through,
         paused=row.paused,
+        parked_rows=row.parked_rows,
+        parked_bytes=row.parked_bytes,
+        full=bool(row.full),
     )

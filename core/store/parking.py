@@ -11,11 +11,14 @@ from sqlalchemy import ColumnElement, Row, bindparam, case, delete, exists, func
 from seriatim.core.decision import KeyStanding, Place, Reason, Waiting
 from seriatim.core.message import ANY
 from seriatim.core.store.port import Outlook, ParkedMessage, Scope
+from seriatim.core.store.schema import attempt_log
 from seriatim.core.store.schema import parked_key as keys
 from seriatim.core.store.schema import parked_message as rows
 
 MAX_ERROR = 4_000  #: characters of an error text that are kept
 MAX_WANTING = 100  #: rows that wait for one name and are read at once
+MAX_LOGGED = 50  #: failures of one message that are written to `attempt_log`
+MAX_LOGGED_ERROR = 500  #: characters of an error text that are kept there
 MAX_DETAIL = 20_000  #: characters of a traceback that are kept
 
 _KEY = (keys.c.consumer_group == bindparam("at_group")) & (keys.c.topic == bindparam("at_topic"))
@@ -168,11 +171,30 @@ class SqlParking:
         """Park messages, in this order."""
         if messages:
             self._run(insert(rows), [_row_values(scope, message, now) for message in messages])
+            self._log(scope, messages, now)
 
-    def move(self, messages: Sequence[ParkedMessage]) -> None:
+    def move(self, scope: Scope, messages: Sequence[ParkedMessage], now: int) -> None:
         """Write what changed of parked messages: place, reason, attempts and the like."""
         for message in sorted(messages, key=lambda one: one.id):
             self._run(_MOVE_ROW, {"at_id": message.id} | _changes(message))
+        self._log(scope, messages, now)
+
+    def _log(self, scope: Scope, messages: Sequence[ParkedMessage], now: int) -> None:
+        """Remember what these failures said: a later one replaces it in the row itself."""
+        failures = [one for one in messages if one.reason is not Reason.BEHIND and one.attempts <= MAX_LOGGED]
+        if failures:
+            self._run(insert(attempt_log), [_logged(scope, one, now) for one in failures])
+
+    def sizes(self, ids: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """By partition: how many of these rows there are, and the bytes of their bodies."""
+        if not ids:
+            return {}
+        query = (
+            select(rows.c.partition_id, func.count(), func.sum(func.length(rows.c.body)))
+            .where(rows.c.id.in_(sorted(ids)))
+            .group_by(rows.c.partition_id)
+        )
+        return {partition: (count, int(size)) for partition, count, size in self._run(query)}
 
     def remove(self, ids: Sequence[int]) -> None:
         """Take messages out of parking."""
@@ -239,6 +261,22 @@ def _new_key(scope: Scope, key: str, partition: str, standing: KeyStanding, now:
         "held": standing.held,
         "stops_partition": standing.stops_partition,
         "since": now,
+    }
+
+
+def _logged(scope: Scope, message: ParkedMessage, now: int) -> dict[str, Any]:
+    return {
+        "consumer_group": scope.group,
+        "topic": scope.topic,
+        "sharding_key": message.sharding_key,
+        "biz_key": message.biz_key,
+        "at": now,
+        "attempts": message.attempts,
+        "place": message.place.value,
+        "reason": message.reason.value,
+        "next_attempt_at": message.next_attempt_at,
+        "error_type": _cut(message.error_type, 200),
+        "error": _cut(message.error, MAX_LOGGED_ERROR),
     }
 
 

@@ -46,6 +46,9 @@ class OwnerRow:
     position: Position | None
     read_through: int
     paused: str | None
+    parked_rows: int = 0  #: of `parked_message`, whatever their place
+    parked_bytes: int = 0  #: of their bodies
+    full: bool = False  #: its owner waits for room in the parking
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Finish:
     effect: int | None = None
     illegal: bool = False
     first: str | None = None  #: what it was first judged to be, where that differs
+    state_before: str | None = None
+    state_after: str | None = None
     keep_crashes: bool = False  #: it was not run; otherwise a run that came back clears its crash marks
 
 
@@ -205,6 +210,10 @@ class Leases(Protocol):
 
     def unpause(self, scope: Scope, partition: str) -> None:
         """Inside a transaction that holds the row: a paused partition may be consumed again."""
+        ...
+
+    def set_full(self, scope: Scope, partitions: Sequence[str], *, full: bool) -> None:
+        """Say that the owner of these partitions waits for room in the parking, or doesn't any more."""
         ...
 
     def set_position(self, scope: Scope, partition: str, position: Position | None) -> None:

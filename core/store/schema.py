@@ -25,7 +25,7 @@ from sqlalchemy.dialects import mysql
 
 from seriatim.core.message import MAX_KEY, MAX_TOPIC, MAX_TYPE
 
-VERSION = 1
+VERSION = 2
 
 MAX_GROUP = 64
 MAX_PARTITION = 128
@@ -89,6 +89,9 @@ partition_owner = Table(
     Column("read_through", MICROSECONDS, nullable=False, server_default="0"),
     Column("duplicates", BigInteger, nullable=False, server_default="0"),
     Column("paused", TEXT, nullable=True),  # why nothing of it is consumed; NULL when it is
+    Column("parked_rows", BigInteger, nullable=False, server_default="0"),  # of parked_message, whatever their place
+    Column("parked_bytes", BigInteger, nullable=False, server_default="0"),  # of their bodies
+    Column("full", Boolean, nullable=False, server_default="0"),  # its owner waits for room in the parking
     mysql_engine="InnoDB",
 )
 
@@ -105,6 +108,8 @@ idempotent_record = Table(
     Column("status", SmallInteger, nullable=False),  # 1 processing, 2 success, 3 failed
     Column("outcome", exact(16), nullable=True),
     Column("first_outcome", exact(16), nullable=True),  # of its first judgement: what went another way and came back
+    Column("state_before", TEXT, nullable=True),  # of the entity that the message moves
+    Column("state_after", TEXT, nullable=True),  # NULL where it wasn't moved
     Column("illegal", Boolean, nullable=False, server_default="0"),  # stale, and no path joins the two states
     Column("request_body", BYTES, nullable=True),
     Column("request_digest", DIGEST, nullable=False),
@@ -176,6 +181,27 @@ parked_message = Table(
     UniqueConstraint("consumer_group", "topic", "waiting", name="uq_parked_waiting"),
     UniqueConstraint("consumer_group", "topic", "biz_key", "conflict_digest", name="uq_parked_conflict"),
     Index("ix_parked_key", "consumer_group", "topic", "sharding_key", "place", "id"),
+    mysql_engine="InnoDB",
+    sqlite_autoincrement=True,
+)
+
+attempt_log = Table(  # one row for each of the first failures of a message: what it said then
+    "attempt_log",
+    metadata,
+    Column("id", ROW_ID, primary_key=True, autoincrement=True),
+    Column("consumer_group", exact(MAX_GROUP), nullable=False),
+    Column("topic", exact(MAX_TOPIC), nullable=False),
+    Column("sharding_key", exact(MAX_KEY), nullable=True),
+    Column("biz_key", exact(MAX_KEY), nullable=True),
+    Column("at", MICROSECONDS, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("place", exact(8), nullable=False),
+    Column("reason", exact(16), nullable=False),
+    Column("next_attempt_at", MICROSECONDS, nullable=True),
+    Column("error_type", TEXT, nullable=True),
+    Column("error", TEXT, nullable=True),
+    Index("ix_attempt_key", "consumer_group", "topic", "sharding_key"),
+    Index("ix_attempt_at", "at"),
     mysql_engine="InnoDB",
     sqlite_autoincrement=True,
 )

@@ -319,8 +319,9 @@ class SqlSession:
 
     def write(self, scope: Scope, writes: Writes, now: int) -> None:
         """Carry out what a transaction leaves behind, in the lock order: parked rows, then records."""
+        self._count_parked(scope, writes)
         self.parking.remove(writes.unparks)
-        self.parking.move(writes.moves)
+        self.parking.move(scope, writes.moves, now)
         self.parking.insert(scope, writes.parks, now)
         self.parking.write_keys(scope, writes.keys, now)
         self.records.unclaim(scope, sorted(writes.unclaims))
@@ -329,6 +330,18 @@ class SqlSession:
             self.leases.count_duplicates(scope, partition, count)
         for partition, position in writes.positions.items():
             self.leases.set_position(scope, partition, position)
+
+    def _count_parked(self, scope: Scope, writes: Writes) -> None:
+        """Keep the partitions' counts of what is parked."""
+        changes: dict[str, list[int]] = {}
+        for partition, (count, size) in self.parking.sizes(writes.unparks).items():
+            changes[partition] = [-count, -size]
+        for message in writes.parks:
+            change = changes.setdefault(message.partition, [0, 0])
+            change[0] += 1
+            change[1] += len(message.body)
+        for partition, (count, size) in sorted(changes.items()):
+            self.leases.count_parked(scope, partition, count, size)
 
     def close(self) -> None:
         """Let go of the connection and of the turn."""
