@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from seriatim.cli.audit import audit
+from seriatim.cli.compensate import compensate
 from seriatim.cli.replay import replay
 from seriatim.cli.resume import resume
 from seriatim.cli.route import route
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(run)
+app.command()(compensate)
 app.command()(route)
 app.command()(init)
 app.command()(schema)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from seriatim.core.decision import Action, Failed
 from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError, StoreUnavailable
 from seriatim.core.guard import Guard, MoveRefused
+from seriatim.core.holding import Holding
 from seriatim.core.message import Position
 from seriatim.core.passing import MAX_INLINE, Again, Executed, Limits, Part, Pass
 from seriatim.core.store.port import MICROSECOND, Fenced, FenceStep, NewRecord, Scope, Session
@@ -64,6 +65,7 @@ class Execution:
     savepoints: bool = False
     thorough: bool = False  #: look parked keys up even where a partition is remembered to have none
     stop_at_failure: bool = False  #: a drain stops at its first failure: the rest stay behind it
+    visiting: bool = False  #: not by the partitions' owner: their rows are held, whoever owns them
     _failures: dict[str, Failed] = field(default_factory=dict)
     _effects: dict[str, int] = field(default_factory=dict)
 
@@ -118,6 +120,18 @@ class Execution:
         return 2 * len(part.tasks) + MAX_INLINE
 
     def _fence(self) -> None:
+        if self.visiting:
+            self._visit()
+        else:
+            self._fence_ours()
+        self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
+
+    def _visit(self) -> None:
+        """Hold the rows; what was read of a partition before is true as long as its stamp is the one that was seen."""
+        for part in sorted(self.parts, key=lambda part: part.holding.partition.encode()):
+            visit(self.session, self.scope, part.holding, self._advance(part))
+
+    def _fence_ours(self) -> None:
         steps = [
             FenceStep(
                 partition=part.holding.partition,
@@ -135,11 +149,10 @@ class Execution:
             raise PartitionsLost(lost)
         if broken:
             raise StampMoved(list(broken))
-        self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
 
     def _prolong(self, since: int) -> None:
         """The transaction took long: its leases begin anew, so that nobody takes a slow owner for a dead one."""
-        partitions = [part.holding.partition for part in self.parts]
+        partitions = [] if self.visiting else [part.holding.partition for part in self.parts]
         self.session.leases.prolong(self.scope, partitions, self.limits.ttl, since)
 
     def _tasks(self) -> Iterator[Task]:
@@ -232,6 +245,17 @@ class Execution:
 
     def _position(self, part: Part, handled: int) -> Position | None:
         return part.tasks[handled - 1].delivery.position if handled else part.holding.position
+
+
+def visit(session: Session, scope: Scope, holding: Holding, advance: int) -> None:
+    """Hold a partition's row, whoever owns it, as the first statement of a transaction.
+
+    Raises:
+        StampMoved: somebody has changed the partition since `holding` was read.
+    """
+    row = session.leases.hold_row(scope, holding.partition, advance)
+    if row.effect != holding.effect + advance:
+        raise StampMoved([holding.partition])
 
 
 def new_record(topic: Topic, task: Task) -> NewRecord:

@@ -49,6 +49,21 @@ class Holding:
             paused=row.paused,
         )
 
+    @classmethod
+    def visited(cls, row: OwnerRow, outlook: Outlook) -> Holding:
+        """A partition that is held for a moment, whoever owns it. Whatever runs is counted before it runs."""
+        return cls(
+            partition=row.partition,
+            owner="",
+            epoch=row.epoch,
+            effect=row.effect,
+            position=row.position,
+            careful=True,
+            read_through=row.read_through,
+            outlook=outlook,
+            paused=row.paused,
+        )
+
     def committed(self, advance: int, outlook: Outlook | None) -> None:
         """A transaction of ours went through."""
         self.effect += advance

@@ -34,6 +34,8 @@ class Settings(BaseSettings):
     batch_size: int = Field(default=100, ge=1, le=10_000)
     batch_ms: float = Field(default=20.0, ge=1, le=60_000)
     stop_s: float = Field(default=30.0, ge=0, le=3600)
+    retention_s: float | None = Field(default=None, gt=0)
+    redelivery_s: float = Field(default=7 * 86_400.0, gt=0)
     log: Literal["human", "json"] = "human"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_rate: int = Field(default=50, ge=0)

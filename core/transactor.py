@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from seriatim.core.decision import FREE, Outcome, Reason, Status
 from seriatim.core.errors import DuplicateKey
-from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record
+from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record, visit
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.passing import Executed, Limits, Part
@@ -37,6 +37,7 @@ class Transactor:
     limits: Limits
     size: BatchSize
     observer: Observer
+    visiting: bool = False  #: the partitions are somebody else's, or nobody's: their rows are held instead of fenced
     effects: int = 0  #: messages that took effect
     one_by_one: int = 0  #: messages that are still taken alone, to find the one that ends its transaction
     _safe_batches: int = 0
@@ -63,6 +64,7 @@ class Transactor:
             parts=parts,
             savepoints=savepoints or self._safe_batches > 0,
             stop_at_failure=drain,
+            visiting=self.visiting,
         )
         try:
             done = execution.execute()
@@ -88,6 +90,9 @@ class Transactor:
         Raises:
             PartitionsLost, StampMoved: it didn't hold.
         """
+        if self.visiting:
+            visit(self.session, self.scope, holding, 1)
+            return
         step = FenceStep(holding.partition, holding.owner, holding.epoch, holding.effect, advance=1)
         broken = self.session.leases.fence(self.scope, [step], self.limits.ttl)
         if Fenced.LOST in broken.values():

@@ -6,7 +6,21 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, bindparam, case, delete, exists, func, insert, or_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    union,
+    update,
+)
 
 from seriatim.core.decision import KeyStanding, Place, Reason, Waiting
 from seriatim.core.message import ANY
@@ -109,6 +123,12 @@ class SqlParking:
         """What there is to remember of a partition."""
         row = self._run(_OUTLOOK, _of(scope) | {"at_partition": partition}).one()
         return Outlook(bool(row.any_keys), row.due_at, row.aside_due_at, bool(row.stopped))
+
+    def due_partitions(self, scope: Scope, now: int) -> list[str]:
+        """Partitions with a head, or something aside, that is due."""
+        due = (keys.c.next_attempt_at <= now, keys.c.aside_attempt_at <= now)
+        both = union(*(select(keys.c.partition_id).where(_KEY & one) for one in due))
+        return sorted(self._run(both, _of(scope)).scalars())
 
     def due_keys(self, scope: Scope, partition: str, now: int, limit: int) -> list[str]:
         """Keys whose head is due."""

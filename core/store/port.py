@@ -276,6 +276,10 @@ class Parking(Protocol):
         """What there is to remember of a partition. Also outside a transaction."""
         ...
 
+    def due_partitions(self, scope: Scope, now: int) -> list[str]:
+        """Partitions with a head, or something aside, that is due. Also outside a transaction."""
+        ...
+
     def due_keys(self, scope: Scope, partition: str, now: int, limit: int) -> list[str]:
         """Keys whose head is due, the longest due first. Also outside a transaction."""
         ...

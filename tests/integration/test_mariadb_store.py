@@ -8,17 +8,16 @@ import threading
 import time
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
-import pymysql
 import pytest
 from pymysql.constants import CLIENT
 from sqlalchemy import bindparam, column, create_engine, make_url, select, table, text
 from sqlalchemy.pool import NullPool
+from support.mariadb import ENTER, Database, MariadbRig, made_database
 from support.programs import Program, seriatim, write_program
-from support.rig import PATIENCE_S, Rig, wait_until
-from support.services import OwnService, service_url
+from support.rig import PATIENCE_S, wait_until
+from support.services import OwnService
 
 from seriatim import App, Settings, StateMachine
 from seriatim.contract.store import StoreContract
@@ -45,54 +44,6 @@ from examples.orders.traffic import plan  # noqa: E402
 
 SCOPE = Scope("shop", "orders")
 TTL = 2_000_000
-
-LEDGER = (
-    "CREATE TABLE ledger (id BIGINT PRIMARY KEY AUTO_INCREMENT, `key` VARCHAR(255), biz_key VARCHAR(255),"
-    " type VARCHAR(64), note TEXT) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
-)
-ORDERS = "CREATE TABLE orders (order_no VARCHAR(64) PRIMARY KEY, status VARCHAR(16), version BIGINT)"
-ENTER = text("INSERT INTO ledger (`key`, biz_key, type, note) VALUES (:key, :biz_key, :type, :note)")
-
-
-class Database:
-    """A database of the test's own, latin1 by default: what our tables need they must say themselves."""
-
-    def __init__(self, name):
-        server = make_url(service_url("mariadb"))
-        self.name = name
-        self.url = server.set(database=name).render_as_string(hide_password=False)
-        self._to = {"host": server.host, "port": server.port, "user": server.username, "password": server.password}
-
-    def connect(self, **named):
-        return pymysql.connect(**(self._to | named), charset="utf8mb4", autocommit=True)
-
-    def sql(self, statement, *params):
-        """Rows of a statement, on a connection of its own."""
-        with closing(self.connect(database=self.name)) as connection, connection.cursor() as cursor:
-            cursor.execute(statement, params)
-            return cursor.fetchall()
-
-    def make(self):
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute(f"CREATE DATABASE {self.name} CHARACTER SET latin1")
-
-    def drop(self):
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (self.name,))
-            for (connection_id,) in cursor.fetchall():
-                with suppress(pymysql.Error):
-                    cursor.execute(f"KILL {connection_id}")
-            cursor.execute(f"DROP DATABASE {self.name}")
-
-
-@contextmanager
-def made_database():
-    made = Database(f"seriatim_test_{os.getpid()}_{time.monotonic_ns()}")
-    made.make()
-    try:
-        yield made
-    finally:
-        made.drop()
 
 
 @pytest.fixture
@@ -137,30 +88,6 @@ def session(store):
 def other(store):
     with closing(store.session()) as opened:
         yield opened
-
-
-class MariadbRig(Rig):
-    """The shop on MariaDB: the embedded broker, and everything else in the test's database."""
-
-    def __init__(self, folder, database):
-        self.folder, self.database = folder, database
-        self.broker, self.store = f"embedded:{folder}/log.db", database.url
-        self.witness = None
-        self._numbers = count(1)
-        with closing(open_store(self.store)) as store:
-            store.init()
-        for statement in (LEDGER, ORDERS):
-            database.sql(statement)
-
-    def rows(self, query, *params):
-        return list(self.database.sql(_for_mariadb(query), *params))
-
-    def write(self, statement, *params):
-        self.database.sql(_for_mariadb(statement), *params)
-
-
-def _for_mariadb(statement):
-    return statement.replace("?", "%s").replace("SELECT key,", "SELECT `key`,")
 
 
 @pytest.fixture

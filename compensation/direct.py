@@ -1,0 +1,84 @@
+"""Running what is due without its lane: by the daemon itself, with the app's handlers (`seriatim compensate --direct`).
+
+For when a partition's consumers are busy, stopped or elsewhere. A visit holds the partition's row for the length of
+each transaction, as an operator's verb does, and changes its stamp; so its lane, if it has one, waits or reads again,
+and nothing runs twice. A slow handler makes the lane wait as it would in the lane itself.
+
+Whatever a visit runs is counted before it runs, in a transaction of its own: a message that ends its process would end
+the daemon again and again otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from seriatim.core.due import DueWork
+from seriatim.core.errors import Contention
+from seriatim.core.execution import StampMoved, TransactionBroken
+from seriatim.core.holding import Holding
+from seriatim.core.observer import Observer
+from seriatim.core.passing import Limits
+from seriatim.core.sizing import BatchSize
+from seriatim.core.store.port import MICROSECOND, Scope, Session
+from seriatim.core.topic import Topic
+from seriatim.core.transactor import Transactor
+
+HOLD_S = 10.0  #: how long one transaction may take before the leases it touches are renewed
+MAX_RESPONSE = 64 * 1024
+
+
+class Direct:
+    """Runs the due heads, and what is due aside, of some topics."""
+
+    def __init__(self, session: Session, group: str, topics: Sequence[Topic], observer: Observer) -> None:
+        self._session = session
+        self._observer = observer
+        self._transactors = [_visitor(session, Scope(group, topic.name), topic, observer) for topic in topics]
+
+    def run(self) -> bool:
+        """One round over everything that is due now; whether there was anything.
+
+        Raises:
+            StoreUnavailable: nothing was lost; run again later.
+        """
+        ran = [self._run_topic(transactor) for transactor in self._transactors]
+        return any(ran)
+
+    def _run_topic(self, transactor: Transactor) -> bool:
+        scope, session = transactor.scope, self._session
+        now = session.now()
+        due = set(session.parking.due_partitions(scope, now))
+        ran = False
+        for row in session.leases.owners(scope):
+            if row.partition in due and row.paused is None:
+                holding = Holding.visited(row, session.parking.outlook(scope, row.partition))
+                ran |= self._visit(transactor, holding, now)
+        return ran
+
+    def _visit(self, transactor: Transactor, holding: Holding, now: int) -> bool:
+        try:
+            return DueWork(transactor).run(holding, now)
+        except StampMoved:
+            return True  # its lane, or another daemon, was quicker: what it left is looked at in the next round
+        except Contention as error:
+            transactor.tell(logging.INFO, "contention", partition=holding.partition, error=str(error))
+            return False
+        except TransactionBroken as error:
+            transactor.suspect(error.parts)
+            transactor.tell(
+                logging.ERROR, "transaction ended by a handler", partition=holding.partition, error=str(error)
+            )
+            return True
+
+
+def _visitor(session: Session, scope: Scope, topic: Topic, observer: Observer) -> Transactor:
+    return Transactor(
+        scope=scope,
+        topic=topic,
+        session=session,
+        limits=Limits(ttl=int(HOLD_S * MICROSECOND), batch_s=HOLD_S, max_response=MAX_RESPONSE),
+        size=BatchSize(1, HOLD_S),
+        observer=observer,
+        visiting=True,
+    )
