@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from sqlalchemy import ColumnElement, Engine, Select
+from sqlalchemy import ColumnElement, Engine, Select, Update
 
 from seriatim.core.faults import Fault
 
@@ -48,6 +49,10 @@ class Dialect(Protocol):
 
     def lock(self, query: Select[Any], *, wait: bool) -> Select[Any]:
         """`query` with its rows locked for this transaction; without `wait`, locked ones are left out."""
+        ...
+
+    def fold(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[Any, ...]] | None:
+        """One statement, in the driver's own style, for all of these rows; None where one by one is as good."""
         ...
 
     def classify(self, error: BaseException) -> Fault:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, ColumnElement, Row, bindparam, case, delete, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Row,
+    Update,
+    bindparam,
+    case,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from seriatim.core.errors import Contention
 from seriatim.core.message import Position
@@ -19,6 +31,7 @@ from seriatim.core.store.schema import group_member as members
 from seriatim.core.store.schema import partition_owner as owners
 
 Run = Callable[..., Any]
+RunEach = Callable[[Update, Sequence[Mapping[str, Any]]], int]
 
 _COLUMNS = (
     owners.c.partition_id,
@@ -52,8 +65,11 @@ _OURS = _THE_ROW & (owners.c.owner == bindparam("by_owner")) & (owners.c.epoch =
 class SqlLeases:
     """The lease statements of one session."""
 
-    def __init__(self, run: Run, transaction: Callable[[], AbstractContextManager[None]], dialect: Dialect) -> None:
+    def __init__(
+        self, run: Run, run_each: RunEach, transaction: Callable[[], AbstractContextManager[None]], dialect: Dialect
+    ) -> None:
         self._run = run
+        self._run_each = run_each
         self._transaction = transaction
         self._dialect = dialect
         self._now = dialect.now()
@@ -161,7 +177,7 @@ class SqlLeases:
     def fence(self, scope: Scope, steps: Sequence[FenceStep], ttl: int) -> dict[str, Fenced]:
         """Hold these partitions, in the order of the bytes of their ids."""
         ordered = sorted(steps, key=lambda step: step.partition.encode())
-        held = self._run(self._fence, [_fence_params(scope, step, ttl) for step in ordered]).rowcount
+        held = self._run_each(self._fence, [_fence_params(scope, step, ttl) for step in ordered])
         if held == len(ordered):
             return {}
         rows = {row.partition: row for row in self.owners(scope)}

@@ -14,6 +14,7 @@ import math
 import ssl
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,6 +32,7 @@ from sqlalchemy import (
     Integer,
     Select,
     TableClause,
+    Update,
     create_engine,
     event,
     literal_column,
@@ -42,6 +44,7 @@ from sqlalchemy.sql.operators import in_op
 
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.faults import Fault
+from seriatim.core.store.folding import Folded, fold
 
 SLOW_LEASES = 10  #: how many leases a transaction may be silent for while its process lives
 TOO_LARGE = 1153  #: the server's code for a packet over max_allowed_packet
@@ -111,6 +114,7 @@ class MysqlDialect:
         self.alive = _Pinger(lease_s)
         self._indexes: dict[tuple[str, str], str | None] = {}
         self._locking: WeakKeyDictionary[Select[Any], Select[Any]] = WeakKeyDictionary()
+        self._folded: WeakKeyDictionary[Update, Folded] = WeakKeyDictionary()
         self._engine: Engine | None = None
 
     @property
@@ -199,6 +203,14 @@ class MysqlDialect:
             with self._engine.connect() as connection:
                 self._indexes[name, key] = connection.execute(_KEY_INDEX, {"name": name, "key": key}).scalar()
         return self._indexes[name, key]
+
+    def fold(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[Any, ...]] | None:
+        """One statement for all of these rows: each round trip is worth saving."""
+        folded = self._folded.get(statement)
+        if folded is None:
+            assert self._engine is not None  # folded for sessions of the engine  # noqa: S101
+            folded = self._folded[statement] = fold(statement, self._engine.dialect)
+        return folded.render(rows) if folded.fits(rows) else None
 
     def classify(self, error: BaseException) -> Fault:
         """Whose fault a driver's error is, by its code."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Row, Update, bindparam, case, delete, func, insert, select, update
 
 from seriatim.core.decision import Outcome, Record, Status
 from seriatim.core.errors import StoreError
@@ -50,8 +50,9 @@ _FINISH = (
 class SqlRecords:
     """The record statements of one session."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], run_each: Callable[[Update, Sequence[Mapping[str, Any]]], int]) -> None:
         self._run = run
+        self._run_each = run_each
 
     def look_up(self, scope: Scope, biz_keys: Sequence[str]) -> dict[str, Record]:
         """The records of these biz_keys."""
@@ -90,7 +91,7 @@ class SqlRecords:
         if not finishes:
             return
         ordered = sorted(finishes, key=lambda finish: finish.biz_key.encode())
-        touched = self._run(_FINISH, [_finish_params(scope, finish, now) for finish in ordered]).rowcount
+        touched = self._run_each(_FINISH, [_finish_params(scope, finish, now) for finish in ordered])
         if touched != len(ordered):
             raise StoreError(
                 f"{touched} of {len(ordered)} claimed records were there at the finish: the transaction isn't the one "

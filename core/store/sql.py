@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from sqlalchemy import (
     Executable,
     RootTransaction,
     Select,
+    Update,
     func,
     insert,
     inspect,
@@ -192,8 +193,8 @@ class SqlSession:
         self._exclusive = dialect.exclusive()
         self._connection: Connection | None = None
         self._writing = False
-        self.leases = SqlLeases(self.run, self.transaction, dialect)
-        self.records = SqlRecords(self.run)
+        self.leases = SqlLeases(self.run, self.run_each, self.transaction, dialect)
+        self.records = SqlRecords(self.run, self.run_each)
         self.parking = SqlParking(self.run)
         self._now = select(dialect.now())
 
@@ -222,6 +223,18 @@ class SqlSession:
             raise StoreError("the transaction was ended by somebody else")
         try:
             return connection.execute(statement, params)
+        except SQLAlchemyError as error:
+            raise mapped(error, self._dialect) from error
+
+    def run_each(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Execute an UPDATE of our own for each of these, which lead to different rows; how many rows it found."""
+        folded = self._dialect.fold(statement, rows)
+        if folded is None:
+            return int(self.run(statement, list(rows)).rowcount)
+        if not self.connection.in_transaction():
+            raise StoreError("the transaction was ended by somebody else")
+        try:
+            return int(self.connection.exec_driver_sql(*folded).rowcount)
         except SQLAlchemyError as error:
             raise mapped(error, self._dialect) from error
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Engine, Integer, Select, create_engine, event, func
+from sqlalchemy import URL, ColumnElement, Engine, Integer, Select, Update, create_engine, event, func
 from sqlalchemy.pool import NullPool
 
 from seriatim.core.errors import ConfigurationError, StoreUnavailable
@@ -110,6 +110,9 @@ class SqliteDialect:
         connection.execute("PRAGMA journal_mode = WAL").close()
         connection.execute("PRAGMA synchronous = FULL").close()
         connection.execute("PRAGMA foreign_keys = ON").close()
+
+    def fold(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One by one: there are no round trips, and SQLite keeps the statement prepared."""
 
     def exclusive(self) -> FileTurn:
         """The file lock of one session."""

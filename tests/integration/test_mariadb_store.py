@@ -31,6 +31,7 @@ from seriatim.core.errors import (
     StoreError,
     StoreUnavailable,
 )
+from seriatim.core.message import Position
 from seriatim.core.store import open_store, schema
 from seriatim.core.store.port import Fenced, FenceStep, Finish, NewRecord, ParkedMessage, Scope
 
@@ -556,6 +557,60 @@ def _is_free(session, partition):
 
 def connection_id(session):
     return session.run(text("SELECT CONNECTION_ID()")).scalar_one()
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_many_updates_in_one_statement_do_what_they_do_one_by_one(store, session, monkeypatch, folds):
+    """The finish of a batch and the fence of many partitions, with everything that may vary between their rows."""
+    if not folds:
+        monkeypatch.setattr(store.dialect, "fold", lambda *_: None)
+    keys = ["k", "k ", "K", "é", "e", "😀", "🎉"]
+    finishes = [
+        Finish(key, Status.SUCCESS, Outcome.APPLIED, response=b"\xff%s" * n, attempts=n, effect=n, state_after=key)
+        for n, key in enumerate(keys[:4])
+    ] + [
+        Finish(keys[4], Status.FAILED, Outcome.PARKED, body=b"'%(x)s", keep_crashes=True),
+        Finish(keys[5], Status.FAILED, Outcome.REJECTED, first="parked", illegal=True),
+        Finish(keys[6], Status.SUCCESS, Outcome.STALE, state_before="it's"),
+    ]
+    with session.transaction():
+        session.records.claim(SCOPE, [row_of(key) for key in keys], 1)
+        session.records.mark_crash(SCOPE, row_of("e"), 2)
+        session.records.mark_crash(SCOPE, row_of("é"), 2)
+        session.records.finish(SCOPE, finishes, 5)
+    query = text(
+        "SELECT biz_key, status, outcome, first_outcome, illegal, request_body, response_body, attempts, effect,"
+        " crash_attempts, state_before, state_after, update_time, settled_at FROM idempotent_record ORDER BY biz_key"
+    )
+    found = {row[0]: tuple(row)[1:] for row in session.run(query)}
+    assert found == {
+        "k": (2, "applied", "applied", 0, None, b"", 0, 0, 0, None, "k", 5, 5),
+        "k ": (2, "applied", "applied", 0, None, b"\xff%s", 1, 1, 0, None, "k ", 5, 5),
+        "K": (2, "applied", "applied", 0, None, b"\xff%s" * 2, 2, 2, 0, None, "K", 5, 5),
+        "é": (2, "applied", "applied", 0, None, b"\xff%s" * 3, 3, 3, 0, None, "é", 5, 5),
+        "e": (3, "parked", "parked", 0, b"'%(x)s", None, 0, None, 1, None, None, 5, None),
+        "😀": (3, "rejected", "parked", 1, None, None, 0, None, 0, None, None, 5, 5),
+        "🎉": (2, "stale", "stale", 0, None, None, 0, None, 0, "it's", None, 5, 5),
+    }
+    with pytest.raises(StoreError, match="6 of 7"), session.transaction():
+        session.records.finish(SCOPE, [*finishes[:6], replace(finishes[6], biz_key="nobody's")], 5)
+    claims = [session.leases.claim(SCOPE, partition, "m", TTL).row for partition in ("0", "1", "10", "2")]
+    steps = [
+        FenceStep(one.partition, one.owner, one.epoch, one.effect, 3, Position(f"{n}", "d") if n else None, n or None)
+        for n, one in enumerate(claims)
+    ]
+    with session.transaction():
+        assert session.leases.fence(SCOPE, steps, TTL) == {}
+    after = {row.partition: row for row in session.leases.owners(SCOPE)}
+    assert {name: (row.effect, row.position, row.read_through) for name, row in after.items()} == {
+        "0": (3, None, 0),
+        "1": (3, Position("1", "d"), 1),
+        "10": (3, Position("2", "d"), 2),
+        "2": (3, Position("3", "d"), 3),
+    }
+    with session.transaction():
+        broken = session.leases.fence(SCOPE, [*steps[:3], replace(steps[3], effect=3)], TTL)
+    assert set(broken.values()) == {Fenced.MOVED}
 
 
 def test_a_connection_that_is_killed_is_the_stores_fault_and_is_replaced(session, shared):
