@@ -734,10 +734,9 @@ def own_server(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_consumption_pauses_while_the_server_is_away_and_goes_on(tmp_path, own_server, monkeypatch, number):
+def test_consumption_pauses_while_the_server_is_away_and_goes_on(tmp_path, own_server, number):
     url = f"mysql+pymysql://seriatim:seriatim@127.0.0.1:{own_server.port}/seriatim"
-    monkeypatch.setattr(f"{__name__}.service_url", lambda _: url)
-    database = Database("mid_run")
+    database = Database("mid_run", url)
     database.make()
     rig = MariadbRig(tmp_path, database)
     app = rig.app(lanes=2)

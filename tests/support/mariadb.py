@@ -27,8 +27,8 @@ ENTER = text("INSERT INTO ledger (`key`, biz_key, type, note) VALUES (:key, :biz
 class Database:
     """A database of the test's own, latin1 by default: what our tables need they must say themselves."""
 
-    def __init__(self, name: str) -> None:
-        server = make_url(service_url("mariadb"))
+    def __init__(self, name: str, server_url: str | None = None) -> None:
+        server = make_url(server_url or service_url("mariadb"))
         self.name = name
         self.url = server.set(database=name).render_as_string(hide_password=False)
         self._to = {"host": server.host, "port": server.port, "user": server.username, "password": server.password}
