@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from sqlalchemy.dialects.mysql.pymysql import MySQLDialect_pymysql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from seriatim.cli.console import guarded, out
+from seriatim.cli.loading import load_app
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.settings import load_settings
 from seriatim.core.store import open_store
@@ -25,14 +27,24 @@ _DIALECTS: dict[str, type[Dialect]] = {
 
 
 @guarded
-def init(store: Annotated[str | None, typer.Option(help="Store URL.")] = None) -> None:
-    """Make Seriatim's tables in the store; harmless where they are already there."""
-    opened = open_store(load_settings(store=store).store)
-    try:
+def init(
+    app: Annotated[
+        str | None, typer.Argument(metavar="[MODULE:APP]", help="An app whose topics are declared at the broker, too.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="Store URL.")] = None,
+    broker: Annotated[str | None, typer.Option(help="Broker URL.")] = None,
+) -> None:
+    """Make Seriatim's tables in the store, and declare an app's topics; harmless where they are already there."""
+    settings = load_settings(store=store, broker=broker)
+    loaded = None if app is None else load_app(app)
+    with closing(open_store(settings.store)) as opened:
         made = opened.init()
         out.print(f"{opened.describe()}: {'tables made' if made else 'the tables are there already'}", highlight=False)
-    finally:
-        opened.close()
+    if loaded is not None:
+        loaded.configure(settings)
+        loaded.declare()
+        topics = ", ".join(f"{topic.name} ({len(topic.partitions)})" for topic in loaded.topics.values())
+        out.print(f"group {loaded.group}: declared {topics}", highlight=False)
 
 
 @guarded

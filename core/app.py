@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from seriatim.core.broker import Broker
@@ -127,15 +127,31 @@ class App:
             store.check()
             broker = self.open_broker()
             try:
-                for topic in self.topics.values():
-                    _check_partitions(broker, topic)
-                    store.declare(Scope(self.group, topic.name), topic.partitions)
-                    broker.declare(topic.name, topic.partitions, self.group)
+                self._declare(store, broker)
                 yield Worker(self.group, list(self.topics.values()), store, broker, observer, self._options())
             finally:
                 broker.close()
         finally:
             store.close()
+
+    def declare(self) -> None:
+        """Declare the topics, and the group's part in them, at the broker and in the store; harmless when repeated.
+
+        Where the broker has queues, what is sent before its group was declared is refused: so declare first.
+
+        Raises:
+            ConfigurationError: a declaration contradicts what is there.
+            BrokerError, StoreError: the broker or the store is away, or the store isn't initialised.
+        """
+        with closing(self.open_store()) as store, closing(self.open_broker()) as broker:
+            store.check()
+            self._declare(store, broker)
+
+    def _declare(self, store: SqlStore, broker: Broker) -> None:
+        for topic in self.topics.values():
+            _check_partitions(broker, topic)
+            store.declare(Scope(self.group, topic.name), topic.partitions)
+            broker.declare(topic.name, topic.partitions, self.group)
 
     def _options(self) -> WorkerOptions:
         settings = self.settings

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from seriatim.core.backoff import Backoff
-from seriatim.core.errors import PASSING, BrokerError, FenceLost
+from seriatim.core.errors import PASSING, BrokerError, Contention, FenceLost
+from seriatim.core.health import Condition, Pulse, ThreadHealth
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.store.port import Scope, Session
@@ -33,6 +35,7 @@ class Lane:
         self._inbox: deque[Callable[[], None]] = deque()
         self._stopping = threading.Event()
         self._topics: dict[Scope, TopicLane] = {}
+        self._pulse = Pulse()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     # -- called by others
@@ -74,6 +77,17 @@ class Lane:
         """When it last had anything to do, on this process's own clock; 0 before it began."""
         return max((topic.last_activity for topic in list(self._topics.values())), default=0.0)
 
+    def health(self, patience_s: float) -> ThreadHealth:
+        """How it is; a round that takes longer than `patience_s` outside any handler hangs."""
+        now, since = time.monotonic(), self._pulse.since
+        round_s = 0.0 if since is None else now - since
+        if self.alive:
+            return ThreadHealth(self.name, self._pulse.condition(now, patience_s, self.last_activity), round_s)
+        if self._thread.ident is None:
+            return ThreadHealth(self.name, Condition.STARTING)
+        stopped = self._stopping.is_set() and self.failure is None
+        return ThreadHealth(self.name, Condition.STOPPED if stopped else Condition.DEAD)
+
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)
         self.wake()
@@ -99,14 +113,20 @@ class Lane:
         troubles = 0
         while not self._stopping.is_set():
             try:
-                self._obey()
-                self._round()
+                with self._pulse.round():
+                    self._obey()
+                    self._round()
                 troubles = 0
             except (*PASSING, BrokerError, FenceLost) as error:
                 troubles += 1
                 wait_s = _TROUBLE.delay(troubles)
                 self._observer.event(
-                    logging.WARNING, "lane paused", lane=self.name, error=str(error), wait_s=round(wait_s, 3)
+                    logging.WARNING,
+                    "lane paused",
+                    lane=self.name,
+                    cause=_cause(error),
+                    error=str(error),
+                    wait_s=round(wait_s, 3),
                 )
                 self._stopping.wait(wait_s)
 
@@ -137,3 +157,12 @@ class Lane:
             except (*PASSING, BrokerError) as error:
                 self._observer.event(logging.WARNING, "lane closed badly", lane=self.name, error=str(error))
         session.close()
+
+
+def _cause(error: Exception) -> str:
+    """Whose trouble it is, in a word."""
+    if isinstance(error, BrokerError):
+        return "broker"
+    if isinstance(error, Contention):
+        return "contention"
+    return "fence" if isinstance(error, FenceLost) else "store"

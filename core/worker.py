@@ -18,6 +18,7 @@ from seriatim.core.assignment import plan
 from seriatim.core.broker import Broker
 from seriatim.core.clock import StoreClock
 from seriatim.core.errors import PASSING, StoreError
+from seriatim.core.health import Condition, Health, Pulse, ThreadHealth, patience_s
 from seriatim.core.holding import Holding
 from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
@@ -71,6 +72,8 @@ class Worker:
     _stop_wanted: bool = False
     _shared: bool = False  #: whether this process had its share of every topic
     _failure: BaseException | None = None
+    _keeper: threading.Thread | None = None
+    _pulse: Pulse = field(default_factory=Pulse)  #: the keeper's
     _tries: dict[tuple[Scope, str], int] = field(default_factory=dict)
 
     @property
@@ -94,7 +97,7 @@ class Worker:
         self._lanes = [Lane(f"lane-{number}", self._make_topics, self.observer) for number in range(self.options.lanes)]
         for lane in self._lanes:
             lane.start()
-        keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        keeper = self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
         keeper.start()
         on_ready()
         try:
@@ -109,6 +112,32 @@ class Worker:
     def stop(self) -> None:
         """Finish what is in hand and end `run`. Thread-safe, and safe in a signal handler."""
         self._stop_wanted = True  # a plain attribute: a signal handler may interrupt whoever holds a lock
+
+    def health(self) -> Health:
+        """How it is, for whoever watches it. Thread-safe, and never waits for the store or the broker."""
+        patience = patience_s(self.options.lease_s)
+        lanes = tuple(lane.health(patience) for lane in list(self._lanes))
+        return Health(self._keeper_health(patience), lanes, has_share=self._shared, stopping=self._ends)
+
+    @property
+    def _ends(self) -> bool:
+        return self._stop_wanted or self._stopping.is_set()
+
+    def _keeper_health(self, patience: float) -> ThreadHealth:
+        keeper, now, since = self._keeper, time.monotonic(), self._pulse.since
+        if keeper is None:
+            return ThreadHealth("keeper", Condition.STARTING)
+        if keeper.is_alive():
+            round_s = 0.0 if since is None else now - since
+            return ThreadHealth("keeper", self._pulse.condition(now, patience), round_s)
+        stopped = self._ends and self._failure is None
+        return ThreadHealth("keeper", Condition.STOPPED if stopped else Condition.DEAD)
+
+    def held(self) -> dict[str, int]:
+        """How many partitions of each topic this process holds. Thread-safe."""
+        with self._mutex:
+            scopes = [scope for scope, _ in self._assigned]
+        return {topic.name: scopes.count(Scope(self.group, topic.name)) for topic in self.topics}
 
     def _watch(self, keeper: threading.Thread, until_idle_s: float | None) -> None:
         began = time.monotonic()
@@ -179,7 +208,8 @@ class Worker:
     def _keep_once(self, session: Session) -> bool:
         """One round of the keeper; whether every topic has its share."""
         try:
-            settled = [self._keep_topic(session, Scope(self.group, topic.name)) for topic in self.topics]
+            with self._pulse.round():
+                settled = [self._keep_topic(session, Scope(self.group, topic.name)) for topic in self.topics]
             return all(settled)
         except PASSING as error:
             self.observer.event(logging.WARNING, "keeper paused", error=str(error))

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sqlalchemy import Engine, create_engine, func, make_url, select
 from examples.loans.app import PARTITIONS
 from examples.loans.check import Comparison, compare
 from examples.loans.killing import Gang, ProofError, Toll
-from examples.loans.setup import make_tables
+from examples.loans.setup import fresh_database, make_tables
 from examples.loans.tables import ledger
 from seriatim.core.manifest import Header, read_manifest
 
@@ -53,7 +54,7 @@ class Proof:
 
     def run(self) -> bool:
         """Run it all; whether all holds."""
-        self._seriatim("init")
+        self._seriatim("init", "examples.loans.app:app")
         make_tables(self.store)
         header = self._replay()
         engine = create_engine(self.store)
@@ -185,6 +186,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7, help="of the disturbances and of the kills (%(default)s)")
     parser.add_argument("--broker", help="broker URL; a fresh topic 'loans' (an embedded one in a scratch folder)")
     parser.add_argument("--store", help="store URL; a fresh one (SQLite in a scratch folder)")
+    parser.add_argument("--fresh-database", action="store_true", help="make the store's database, and drop it after")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder, and say where it is")
     return parser.parse_args()
 
@@ -208,7 +210,8 @@ def main() -> int:
     )
     keep = asked.keep
     try:
-        holds = proof.run()
+        with fresh_database(asked.store) if asked.fresh_database else nullcontext():
+            holds = proof.run()
     except ProofError as error:
         print(f"scripts/proof: {error}", file=sys.stderr)
         holds, keep = False, True
