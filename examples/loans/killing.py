@@ -5,7 +5,8 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,25 +34,44 @@ class Toll:
 
 @dataclass(slots=True)
 class Gang:
-    """Some worker processes. `lock` is the file whose lock is held inside every write transaction (SQLite)."""
+    """Some worker processes, and helpers that work until they are told to end.
 
-    command: Sequence[str]
+    `lock` is the file whose lock is held inside every write transaction (SQLite).
+    """
+
+    workers: Sequence[Sequence[str]]
     environment: Mapping[str, str]
     folder: Path
-    lock: Path | None
+    lock: Path | None = None
+    helpers: Sequence[Sequence[str]] = ()
     _alive: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _logs: dict[int, Path] = field(default_factory=dict)  # by pid
 
-    def work(self, processes: int, points: Sequence[int], progress: Callable[[], int], rng: random.Random) -> Toll:
-        """Start processes; at each point of `progress` kill one and start another; wait until all are done.
+    def work(self, points: Sequence[int], progress: Callable[[], int], rng: random.Random) -> Toll:
+        """Start everybody; at each point of `progress` kill one and start it again; wait until the workers are done.
 
         Raises:
             ProofError: a process failed by itself, or nothing went on.
         """
-        try:
-            for _ in range(processes):
-                self._start()
+        with self.running():
             return self._watch(list(points), progress, rng)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Everybody works for the length of the block, and is ended after it.
+
+        Raises:
+            ProofError: one doesn't end when it is told to.
+        """
+        try:
+            for command in (*self.workers, *self.helpers):
+                self._start(command)
+            yield
+            for process in self._alive:
+                process.terminate()
+            for process in self._alive:
+                if process.wait(DEATH_S):
+                    raise ProofError(f"ended with status {process.returncode}:\n{_tail(self._logs[process.pid])}")
         finally:
             for process in self._alive:
                 process.kill()
@@ -61,7 +81,7 @@ class Gang:
         started = moved = time.monotonic()
         inside: list[bool] = []
         done = 0
-        while self._alive:
+        while len(self._alive) > len(self.helpers):
             now = progress()
             if now > done:
                 done, moved = now, time.monotonic()
@@ -72,15 +92,16 @@ class Gang:
                 points.pop(0)
                 time.sleep(rng.uniform(0, JITTER_S))
                 aimed = len(inside) % 2 == 1
-                inside.append(self._hit(rng.choice(self._alive), rng, aimed=aimed))
-                self._start()
+                victim = rng.choice(self._alive)
+                inside.append(self._hit(victim, rng, aimed=aimed))
+                self._start(victim.args)  # type: ignore[arg-type]  # a list, as it was started
             time.sleep(LOOK_S)
         return Toll(len(inside), sum(inside) if self.lock is not None else None, moved - started)
 
-    def _start(self) -> None:
+    def _start(self, command: Sequence[str]) -> None:
         path = self.folder / f"worker-{len(self._logs) + 1}.log"
         with path.open("wb") as log:
-            process = subprocess.Popen(self.command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
+            process = subprocess.Popen(command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
         self._alive.append(process)
         self._logs[process.pid] = path
 

@@ -115,14 +115,14 @@ class Proof:
         url = make_url(self.store)
         lock = Path(f"{url.database}.lock") if url.get_backend_name() == "sqlite" else None
         command = [*SERIATIM, "run", "examples.loans.app:app", "--until-idle", str(IDLE_S), "--log-level", "WARNING"]
-        gang = Gang(command, self._environment(), self.folder, lock)
+        gang = Gang([command] * PROCESSES, self._environment(), self.folder, lock)
         query = select(func.coalesce(func.max(ledger.c.id), 0))
 
         def progress() -> int:
             with engine.connect() as connection:
                 return int(connection.execute(query).scalar_one())
 
-        return gang.work(PROCESSES, points, progress, rng)
+        return gang.work(points, progress, rng)
 
     def _audit(self) -> dict[str, Any]:
         _say("auditing")
