@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack, closing
 from types import FrameType
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
 from seriatim.compensation.daemon import make_engine
 from seriatim.compensation.engine import Engine
+from seriatim.core.brokers import open_broker
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.log import LogObserver, configure_logging
 from seriatim.core.settings import load_settings
@@ -29,6 +31,7 @@ def compensate(
     direct: Annotated[
         bool, typer.Option("--direct", help="Run heads that are due here, with the app's handlers, beside its lanes.")
     ] = False,
+    broker: Annotated[str | None, typer.Option(help="Broker URL, where a topic has dead_letters=.")] = None,
     store: Annotated[str | None, typer.Option(help="Store URL, the database of the business tables.")] = None,
     retention: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Remove settled records that are older than this.")
@@ -45,20 +48,26 @@ def compensate(
     the work in hand; a second one leaves at once. Neither loses anything.
     """
     settings = load_settings(
-        store=store, retention_s=retention, redelivery_s=redelivery, log=log, log_level=log_level and log_level.upper()
+        broker=broker,
+        store=store,
+        retention_s=retention,
+        redelivery_s=redelivery,
+        log=log,
+        log_level=log_level and log_level.upper(),
     )
     configure_logging(settings.log, settings.log_level)
     if direct and app is None:
         raise ConfigurationError("--direct runs the app's handlers: name the app, such as shop.orders:app")
     loaded = None if app is None else load_app(app)
-    opened = open_store(settings.store, lease_s=settings.lease_s)
-    try:
-        opened.check()
-        engine = make_engine(opened, settings, LogObserver(settings.log_rate), loaded, direct=direct)
+    with ExitStack() as opened:
+        tables = opened.enter_context(closing(open_store(settings.store, lease_s=settings.lease_s)))
+        tables.check()
+        letters = loaded is not None and any(topic.dead_letters for topic in loaded.topics.values())
+        source = opened.enter_context(closing(open_broker(settings.broker))) if letters else None
+        observer = LogObserver(settings.log_rate)
+        engine = make_engine(tables, settings, observer, loaded, direct=direct, broker=source)
         _obey_signals(engine)
         engine.run()
-    finally:
-        opened.close()
 
 
 def _obey_signals(engine: Engine) -> None:

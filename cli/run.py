@@ -14,12 +14,14 @@ import typer
 
 from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
+from seriatim.cli.serving import check, watched_worker
 from seriatim.core.app import App
-from seriatim.core.log import LOGGER, LogObserver, configure_logging
+from seriatim.core.log import LOGGER, configure_logging
 from seriatim.core.settings import Settings, load_settings
 from seriatim.core.worker import Worker
 
 _SIBLINGS = "_SERIATIM_SIBLINGS"  #: how many processes `--workers` started, told to each of them
+_NUMBER = "_SERIATIM_NUMBER"  #: … and which of them it is, from 0
 LONGEST_END_S = 3700.0  #: as long as the longest `stop_s`, and a little
 AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 
@@ -36,15 +38,26 @@ def run(
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log lines: human or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve metrics and health here; SERIATIM_HTTP_TOKEN guards."),
+    ] = None,
 ) -> None:
     """Consume the app's topics: in order per key, each message with exactly one effect.
 
     SIGTERM or Ctrl-C finishes the batch in hand; a second one leaves at once. Neither loses anything.
     """
     settings = load_settings(
-        broker=broker, store=store, lanes=lanes, workers=workers, log=log, log_level=log_level and log_level.upper()
+        broker=broker,
+        store=store,
+        lanes=lanes,
+        workers=workers,
+        log=log,
+        log_level=log_level and log_level.upper(),
+        http=http,
     )
     configure_logging(settings.log, settings.log_level)
+    check(settings)
     if settings.workers > 1:
         raise typer.Exit(_run_many(settings.workers))
     _run_one(app, settings, until_idle)
@@ -56,7 +69,7 @@ def _run_one(target: str, settings: Settings, until_idle_s: float | None) -> Non
     app = load_app(target)
     app.configure(settings)
     _explain_idle(app, settings)
-    with app.worker(LogObserver(settings.log_rate)) as worker:
+    with watched_worker(app, settings, int(os.environ.get(_NUMBER, "0"))) as worker:
         _obey_signals(worker)
         worker.run(until_idle_s)
 
@@ -103,7 +116,8 @@ def _run_many(workers: int) -> int:
     signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
     while len(children) < workers and not told:
-        children.append(subprocess.Popen(command, env=environment))  # noqa: S603 - our own command
+        number = {_NUMBER: str(len(children))}
+        children.append(subprocess.Popen(command, env=environment | number))  # noqa: S603 - our own command
     return _wait(children, told)
 
 

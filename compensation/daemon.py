@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from seriatim.compensation.dead_letters import DeadLetters
 from seriatim.compensation.direct import Direct
 from seriatim.compensation.engine import Chore, Engine
 from seriatim.compensation.purging import Purge, check_retention, horizon
 from seriatim.compensation.watching import Watch
 from seriatim.core.app import App
+from seriatim.core.broker import Broker
 from seriatim.core.decision import Policy
 from seriatim.core.observer import Observer
 from seriatim.core.settings import Settings
 from seriatim.core.store import SqlStore
+from seriatim.core.store.port import Scope
+from seriatim.core.topic import Topic
 
 DIRECT_EVERY_S = 0.2
+DEAD_LETTERS_EVERY_S = 5.0
 PURGE_EVERY_S = 60.0
 WATCH_EVERY_S = 30.0
 
 
 def make_engine(
-    store: SqlStore, settings: Settings, observer: Observer, app: App | None = None, *, direct: bool = False
+    store: SqlStore,
+    settings: Settings,
+    observer: Observer,
+    app: App | None = None,
+    *,
+    direct: bool = False,
+    broker: Broker | None = None,
 ) -> Engine:
     """An engine on `store`. `app` gives the policies that the retention is checked against, and `direct` its handlers.
+
+    The topics' dead-letter queues are read from `broker`, if it is given.
 
     Raises:
         ConfigurationError: the retention is shorter than a copy of a message may take to come.
@@ -36,4 +49,13 @@ def make_engine(
         running = store.session()
         runner = Direct(running, app.group, topics, observer)
         chores.append(Chore("direct", DIRECT_EVERY_S, runner.run, running.close))
+    if app is not None and broker is not None:
+        chores += [_dead_letters(store, broker, app, topic, observer) for topic in topics if topic.dead_letters]
     return Engine(chores, observer)
+
+
+def _dead_letters(store: SqlStore, broker: Broker, app: App, topic: Topic, observer: Observer) -> Chore:
+    source = topic.dead_letters or ""
+    consumer = broker.dead_letters(topic.name, source)
+    letters = DeadLetters(store.session(), Scope(app.group, topic.name), topic, source, consumer, observer)
+    return Chore(f"dead letters of {topic.name}", DEAD_LETTERS_EVERY_S, letters.step, letters.close)

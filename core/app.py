@@ -61,6 +61,7 @@ class App:
         ignore: Iterable[str] = (),
         max_body: int = 4 * 1024 * 1024,
         keep_body: str = "on_failure",
+        dead_letters: str | None = None,
     ) -> Topic:
         """Declare a topic. `partitions` is their number, or their ids as the broker names them.
 
@@ -81,6 +82,7 @@ class App:
             ignore=frozenset(ignore),
             max_body=max_body,
             keep_body=keep_body,
+            dead_letters=dead_letters,
         )
         self.topics[name] = topic
         return topic

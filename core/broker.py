@@ -149,6 +149,14 @@ class Broker(Protocol):
         """A producer, owned and closed by the caller."""
         ...
 
+    def dead_letters(self, topic: str, source: str) -> Consumer:
+        """A consumer of what the broker itself gave up of `topic`, in its queue `source`, the one partition of it.
+
+        Raises:
+            ConfigurationError: the broker gives nothing up.
+        """
+        ...
+
     def close(self) -> None:
         """Close what this object opened for itself. Idempotent."""
         ...

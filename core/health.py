@@ -10,6 +10,7 @@ A handler may take as long as it needs: a thread at work is never taken for one 
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,26 @@ class ThreadHealth:
     name: str
     condition: Condition
     round_s: float = 0.0
+
+
+def look_at(
+    name: str,
+    thread: threading.Thread | None,
+    pulse: Pulse,
+    patience_s: float,
+    *,
+    at_work: float = 0.0,
+    may_end: bool,
+) -> ThreadHealth:
+    """How a thread is; None stands for one that isn't made yet. `may_end`: it was told to, and met no error."""
+    if thread is None or thread.ident is None:
+        return ThreadHealth(name, Condition.STARTING)
+    if not thread.is_alive():
+        return ThreadHealth(name, Condition.STOPPED if may_end else Condition.DEAD)
+    now, since = time.monotonic(), pulse.since
+    return ThreadHealth(
+        name, pulse.condition(now, patience_s, at_work), 0.0 if since is None else max(0.0, now - since)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from seriatim.core.backoff import Backoff
 from seriatim.core.errors import PASSING, BrokerError, Contention, FenceLost
-from seriatim.core.health import Condition, Pulse, ThreadHealth
+from seriatim.core.health import Pulse, ThreadHealth, look_at
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.store.port import Scope, Session
@@ -79,14 +78,8 @@ class Lane:
 
     def health(self, patience_s: float) -> ThreadHealth:
         """How it is; a round that takes longer than `patience_s` outside any handler hangs."""
-        now, since = time.monotonic(), self._pulse.since
-        round_s = 0.0 if since is None else now - since
-        if self.alive:
-            return ThreadHealth(self.name, self._pulse.condition(now, patience_s, self.last_activity), round_s)
-        if self._thread.ident is None:
-            return ThreadHealth(self.name, Condition.STARTING)
-        stopped = self._stopping.is_set() and self.failure is None
-        return ThreadHealth(self.name, Condition.STOPPED if stopped else Condition.DEAD)
+        may_end = self._stopping.is_set() and self.failure is None
+        return look_at(self.name, self._thread, self._pulse, patience_s, at_work=self.last_activity, may_end=may_end)
 
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)

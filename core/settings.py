@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from seriatim.core.errors import ConfigurationError
 
 FILE = "seriatim.toml"
+SECRETS = frozenset({"http_token"})  #: settings whose value is never shown
 
 if sys.version_info >= (3, 11):
     from tomllib import TOMLDecodeError
@@ -39,6 +40,8 @@ class Settings(BaseSettings):
     log: Literal["human", "json"] = "human"
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_rate: int = Field(default=50, ge=0)
+    http: str | None = None
+    http_token: SecretStr | None = None
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -84,7 +87,8 @@ def _complaint(error: Any) -> str:
         known = ", ".join(sorted(Settings.model_fields))
         return f"{FILE} has a setting {name!r} that doesn't exist; there are: {known}"
     text = str(error["msg"])
-    return f"{where}: {text[:1].lower()}{text[1:]}, not {error['input']!r}"
+    complaint = f"{where}: {text[:1].lower()}{text[1:]}"
+    return complaint if name in SECRETS else f"{complaint}, not {error['input']!r}"
 
 
 def _check_file() -> None:

@@ -24,7 +24,9 @@ class Topic:
     """A logical stream of messages. Made by `App.topic`; handlers are added with `on`.
 
     `max_body` is the longest body in bytes that is accepted, by the producer and by the consumer. `keep_body` says
-    whether a record keeps its request body: "always", "on_failure" or "never".
+    whether a record keeps its request body: "always", "on_failure" or "never". `dead_letters` names a queue of the
+    broker's own in which it puts what it gives up, as a policy of the server may tell it to: `seriatim compensate`
+    parks what comes there.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Topic:
     ignore: frozenset[str] = frozenset()
     max_body: int = 4 * 1024 * 1024
     keep_body: str = "on_failure"
+    dead_letters: str | None = None
     _handlers: dict[str, Handler] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

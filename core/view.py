@@ -133,6 +133,14 @@ class View:
         self._dispose(task, disposal, failure)
         return disposal
 
+    def order_broken(self, task: Task, failure: Failed) -> None:
+        """It was given up elsewhere, and what came after it may have run: dead, behind what its key has parked."""
+        standing = self.standing(task.sharding_key)
+        disposal = dispose(failure, 0, self.policy)
+        self._dispose(task, disposal, failure)
+        if disposal.blocks and standing.blocked:
+            self._stand(task, standing.with_behind())
+
     def early(self, task: Task, early: TooEarly, *, awaited: bool = False) -> None:
         """Its predecessor hasn't come: it goes aside, or is given up once its deadline has passed.
 

@@ -18,7 +18,7 @@ from seriatim.core.assignment import plan
 from seriatim.core.broker import Broker
 from seriatim.core.clock import StoreClock
 from seriatim.core.errors import PASSING, StoreError
-from seriatim.core.health import Condition, Health, Pulse, ThreadHealth, patience_s
+from seriatim.core.health import Health, Pulse, look_at, patience_s
 from seriatim.core.holding import Holding
 from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
@@ -116,22 +116,10 @@ class Worker:
     def health(self) -> Health:
         """How it is, for whoever watches it. Thread-safe, and never waits for the store or the broker."""
         patience = patience_s(self.options.lease_s)
+        ending = self.stopping or self._stopping.is_set()
+        keeper = look_at("keeper", self._keeper, self._pulse, patience, may_end=ending and self._failure is None)
         lanes = tuple(lane.health(patience) for lane in list(self._lanes))
-        return Health(self._keeper_health(patience), lanes, has_share=self._shared, stopping=self._ends)
-
-    @property
-    def _ends(self) -> bool:
-        return self._stop_wanted or self._stopping.is_set()
-
-    def _keeper_health(self, patience: float) -> ThreadHealth:
-        keeper, now, since = self._keeper, time.monotonic(), self._pulse.since
-        if keeper is None:
-            return ThreadHealth("keeper", Condition.STARTING)
-        if keeper.is_alive():
-            round_s = 0.0 if since is None else now - since
-            return ThreadHealth("keeper", self._pulse.condition(now, patience), round_s)
-        stopped = self._ends and self._failure is None
-        return ThreadHealth("keeper", Condition.STOPPED if stopped else Condition.DEAD)
+        return Health(keeper, lanes, has_share=self._shared, stopping=ending)
 
     def held(self) -> dict[str, int]:
         """How many partitions of each topic this process holds. Thread-safe."""

@@ -107,5 +107,13 @@ class EmbeddedBroker:
         """A producer, owned and closed by the caller."""
         return EmbeddedProducer(Log(self._settings), self._settings.retention)
 
+    def dead_letters(self, topic: str, source: str) -> Consumer:
+        """There are none: nothing leaves this log but by its retention.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(f"topic {topic!r}: an embedded log gives nothing up; drop dead_letters={source!r}")
+
     def close(self) -> None:
         """Nothing is kept open between calls. Idempotent."""

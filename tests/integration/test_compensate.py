@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections import Counter
 from contextlib import closing, contextmanager
 
@@ -12,10 +13,14 @@ from support.rig import LATER, Rig, Witness, wait_until
 
 from seriatim import Backoff, ConfigurationError, Early, Policy
 from seriatim.compensation import daemon, purging, verbs
+from seriatim.compensation.dead_letters import DeadLetters
 from seriatim.compensation.direct import Direct
 from seriatim.compensation.engine import Chore, Engine
 from seriatim.compensation.watching import Watch
+from seriatim.core.broker import Batch
+from seriatim.core.envelope import seal
 from seriatim.core.errors import StoreUnavailable
+from seriatim.core.message import Delivery
 from seriatim.core.store import open_store
 from seriatim.core.store.port import Scope
 
@@ -382,3 +387,120 @@ def step(event, ctx):
 def test_direct_without_an_app_is_refused(tmp_path):
     told = here(Rig(tmp_path).folder, "compensate", "--direct")
     assert (told.code, "name the app" in told.err) == (2, True)
+
+
+# a broker's own dead-letter queue
+
+
+class Letters:
+    """A dead-letter queue with these in it; settled ones don't come again."""
+
+    def __init__(self, *deliveries):
+        self.left, self.closed = list(deliveries), False
+
+    def start(self, partition, position):
+        assert (partition, position) == ("dlq", None)
+
+    def poll(self, timeout_s, limit):
+        return Batch("dlq", tuple(self.left[:limit])) if self.left else None
+
+    def settle(self, batch, upto):
+        del self.left[:upto]
+
+    def close(self):
+        self.closed = True
+
+
+def letter(message):
+    return Delivery("orders", "dlq", seal(message), message.body, time.time())
+
+
+def drained(rig, orders, *messages):
+    queue = Letters(*(letter(one) for one in messages))
+    witness = Witness()
+    with closing(open_store(rig.store)) as store:
+        letters = DeadLetters(store.session(), Scope("shop", "orders"), orders, "dlq", queue, witness)
+        while letters.step():
+            pass
+        letters.close()
+    assert queue.closed
+    assert not queue.left
+    return witness
+
+
+@pytest.mark.parametrize("on_dead", ["block_key", "skip"])
+def test_a_dead_letter_is_parked_as_dead_and_its_key_follows_on_dead(rig, on_dead):
+    app = rig.app()
+    orders, _, _ = flaky(app, policy=Policy(on_dead=on_dead, backoff=LATER.backoff))
+    rig.send(orders, "a", biz_key="a/0")
+    rig.run(app)
+    witness = drained(rig, orders, orders.message(key="a", type="step", biz_key="a/1", body={}))
+    [told] = witness.seen("dead letters parked")
+    assert (told["source"], told["messages"]) == ("dlq", 1)
+    [row] = rig.parked()
+    assert row[:3] == ("a/1", "queue" if on_dead == "block_key" else "closed", "dead")
+    assert "order broken" in row[3]
+    rig.send(orders, "a", biz_key="a/2")
+    rig.run(app)
+    assert rig.ledger() == (["a/0"] if on_dead == "block_key" else ["a/0", "a/2"])
+    [(parked_id,)] = rig.rows("SELECT id FROM parked_message WHERE biz_key = 'a/1'")
+    with closing(open_store(rig.store)) as store:
+        assert verbs.retry(store, Scope("shop", "orders"), parked_id, "me").changed
+    rig.run(app)
+    assert rig.ledger() == (["a/0", "a/1", "a/2"] if on_dead == "block_key" else ["a/0", "a/2", "a/1"])
+
+
+def test_a_dead_letter_of_a_blocked_key_stands_behind_what_waits_and_nothing_passes_it(rig):
+    app = rig.app()
+    orders, mended, _ = flaky(app, policy=LATER)
+    rig.send(orders, "a", biz_key="a/0", bad=1)
+    rig.run(app)
+    drained(rig, orders, orders.message(key="a", type="step", biz_key="a/1", body={}))
+    rig.send(orders, "a", biz_key="a/2")
+    rig.run(app)
+    assert [row[0] for row in rig.parked()] == ["a/0", "a/1", "a/2"]
+    mended.set()
+    rig.write("UPDATE parked_key SET next_attempt_at = 1")
+    rig.run(app)
+    assert rig.ledger() == ["a/0"]
+    assert rig.rows("SELECT depth, next_attempt_at FROM parked_key") == [(2, None)]
+
+
+def test_dead_letters_that_ran_wait_already_differ_or_have_no_key_are_told_apart(rig):
+    app = rig.app()
+    orders, _, _ = flaky(app, policy=LATER)
+    done = orders.message(key="a", type="step", biz_key="a/0", body={})
+    waits = orders.message(key="b", type="step", biz_key="b/0", body={"bad": 1})
+    rig.send_all(orders, [done, waits])
+    rig.run(app)
+    other = orders.message(key="a", type="step", biz_key="a/0", body={"other": 1})
+    drained(rig, orders, done, waits, other, other)
+    assert [(row[0], row[2]) for row in rig.parked()] == [("b/0", "failed"), ("a/0", "conflict")]
+    with closing(open_store(rig.store)) as store:
+        queue = Letters(Delivery("orders", "dlq", {}, b"?", time.time()))
+        letters = DeadLetters(store.session(), Scope("shop", "orders"), orders, "dlq", queue, Witness())
+        assert letters.step()
+        letters.close()
+    assert rig.parked("malformed")[0][1] == "closed"
+
+
+def test_a_dead_letter_that_couldn_t_be_parked_comes_again(rig, monkeypatch):
+    app = rig.app()
+    orders, _, _ = flaky(app)
+    rig.send(orders, "b")
+    rig.run(app)
+    queue = Letters(letter(orders.message(key="a", type="step", biz_key="a/1", body={})))
+    with closing(open_store(rig.store)) as store:
+        letters = DeadLetters(store.session(), Scope("shop", "orders"), orders, "dlq", queue, Witness())
+        with monkeypatch.context() as broken:
+            broken.setattr(letters.session, "write", lambda *_: _raise(StoreUnavailable("away")))
+            with pytest.raises(StoreUnavailable):
+                letters.step()
+        assert len(queue.left) == 1
+        assert letters.step()
+        letters.close()
+    assert [row[0] for row in rig.parked()] == ["a/1"]
+
+
+def _raise(error):
+    raise error
