@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import event
 
-from seriatim.core.broker import Batch, Notice, NoticeKind
+from seriatim.compensation.direct import Direct
+from seriatim.core.broker import Batch, Capabilities, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
 from seriatim.core.holding import Holding
 from seriatim.core.message import Delivery, Position
@@ -201,10 +202,14 @@ class Process:
         self.lane = TopicLane(
             transactor=transactor,
             consumer=LogConsumer(log),
-            positions=log.positions,
+            capabilities=Capabilities(positions=log.positions, partial_refusal=False),
             gone=lambda *_: None,
             clock=StoreClock(self.session.now, max_age_s=0.0),
         )
+
+    def epoch(self, partition: str) -> int:
+        """Under which claim it works on a partition."""
+        return self.lane.holdings[partition].epoch
 
     def claim_what_is_free(self) -> int:
         """Claim every partition that nobody holds; how many were got."""
@@ -234,6 +239,30 @@ class Process:
         for session in (self.session, self.keeper):
             with suppress(Exception):
                 session.close()
+        self.store.close()
+
+
+class Daemon:
+    """A process that runs what is due, and owns nothing."""
+
+    def __init__(self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic) -> None:
+        self.scope = scope
+        self.store = open_store(f"sqlite:///{path}", clock=clock, lock_timeout_s=5.0)
+        self.faults = Faults(self.store._engine)  # noqa: SLF001 - a process is killed from outside
+        event.listen(self.store._engine, "connect", _hurry)  # noqa: SLF001
+        self.session = self.store.session()
+        self.faults.in_its_turn = lambda: self.session._exclusive._lock.held  # noqa: SLF001
+        self.runner = Direct(self.session, scope.group, [topic], Quiet())
+
+    def epoch(self, partition: str) -> int:
+        """The claim of whoever owns the partition now."""
+        return next(row.epoch for row in self.session.leases.owners(self.scope) if row.partition == partition)
+
+    def bury(self) -> None:
+        """What the system does for a process that is gone."""
+        self.faults.dead = False
+        with suppress(Exception):
+            self.session.close()
         self.store.close()
 
 

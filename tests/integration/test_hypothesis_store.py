@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 from sqlalchemy import insert, select, text, update
 
+from seriatim.compensation import verbs
+from seriatim.core import execution as execution_module
+from seriatim.core import transactor as transactor_module
 from seriatim.core import view as view_module
 from seriatim.core.decision import FREE, Action, KeyStanding, Outcome, Place, Reason, Status
 from seriatim.core.errors import SeriatimError, StoreError, StoreUnavailable
@@ -38,7 +41,7 @@ from seriatim.core.transactor import Transactor
 
 from ..unit.promises import Effect, Picture, RecordRow, broken, unended  # noqa: TID252
 from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, focused, hunting, released, skipped  # noqa: TID252
-from .lanes import COMMITS, TTL, Died, Log, Process  # noqa: TID252
+from .lanes import COMMITS, TTL, Daemon, Died, Log, Process  # noqa: TID252
 
 SCOPE = Scope("warehouse", TOPIC)
 LEDGER = "CREATE TABLE ledger (n INTEGER PRIMARY KEY AUTOINCREMENT, biz_key, key, partition, body, epoch)"
@@ -102,7 +105,7 @@ class StoreMachine(Stream):
             "key": message.sharding_key,
             "partition": context.partition,
             "body": message.body,
-            "epoch": self.acting.lane.holdings[context.partition].epoch,
+            "epoch": self.acting.epoch(context.partition),
         }
         names = ", ".join(values)
         context.tx.execute(text(f"INSERT INTO ledger ({names}) VALUES (:{', :'.join(values)})"), values)
@@ -210,7 +213,64 @@ class StoreMachine(Stream):
                 raise
         process.faults.disarm()
 
+    # -- a daemon
+
+    @rule(
+        after=st.integers(0, 40),
+        what=st.sampled_from(["", "", "die", "fail", *COMMITS]),
+        hours=st.sampled_from([0, 1]),
+        beside=st.booleans(),
+    )
+    def a_daemon_runs_what_is_due(self, after, what, hours, beside):
+        """It may die at any statement, or lose its store; a lane that knows nothing of it goes on after it."""
+        self.now += hours * 3600 * MICROSECOND
+        daemon = Daemon(self.folder / "store.db", lambda: self.now, SCOPE, self.topic)
+        self.acting = daemon
+        if what:
+            daemon.faults.arm(what, after % 2 if what in COMMITS else after)
+        try:
+            daemon.runner.run()
+        except (Died, StoreError) as error:
+            if not daemon.faults.dead and not isinstance(error, StoreUnavailable):
+                raise
+        daemon.bury()
+        if beside and self.processes:
+            self._process("owner").work(read_stamps=False)
+
+    @rule(number=PROCESSES, after=st.integers(0, 12), hours=st.sampled_from([0, 1]), lane_first=st.booleans())
+    def a_daemon_and_a_lane_meet(self, number, after, hours, lane_first):
+        """One acts between two transactions of the other's, or between its read and the transaction built on it."""
+        self.now += hours * 3600 * MICROSECOND
+        process = self._process(number)
+        process.claim_what_is_free()
+        daemon = Daemon(self.folder / "store.db", lambda: self.now, SCOPE, self.topic)
+        acts = {process: lambda: process.work(read_stamps=False), daemon: daemon.runner.run}
+        first, second = (process, daemon) if lane_first else (daemon, process)
+
+        def meet():
+            self.acting = second
+            acts[second]()
+            self.acting = first
+
+        first.faults.interrupt(meet, after)
+        self.acting = first
+        acts[first]()
+        first.faults.disarm()
+        daemon.bury()
+
     # -- an operator
+
+    @rule(data=st.data(), at_once=st.booleans())
+    def retry_a_head(self, data, at_once):
+        """A dead head is reopened, or one that waits is tried now."""
+        keys = self._parked_keys("depth > 0 AND NOT held")
+        if not keys:
+            return
+        query = "SELECT min(id) FROM parked_message WHERE sharding_key = ? AND place = 'queue'"
+        (head,) = self.reader.execute(query, [data.draw(st.sampled_from(keys))]).fetchone()
+        assert verbs.retry(self.operator, SCOPE, head, "an operator").changed
+        if at_once:
+            self._process("owner").work(read_stamps=False)
 
     def _parked_keys(self, condition: str) -> list[str]:
         query = f"SELECT DISTINCT sharding_key FROM parked_key WHERE {condition} ORDER BY 1"
@@ -480,6 +540,11 @@ def head_keeps_due(self, _now):
     return replace(self, depth=self.depth - 1, attempts=0, due_at=None, stops_partition=False)
 
 
+def visit_unchecked(session, scope, holding, advance):
+    """A visitor holds the row, and doesn't ask whether what it read is still true."""
+    session.leases.hold_row(scope, holding.partition, advance)
+
+
 def outlook_forgotten(self, _scope, _partition):
     """The lane remembers that nothing is parked."""
     del self
@@ -508,6 +573,10 @@ PLANTED = {
     "key_before_record": ([(view_module, "judge", key_before_record)], "send work send_again"),
     "waiting_unseen": ([(view_module, "judge", waiting_unseen)], "send work send_again"),
     "head_keeps_due": ([(KeyStanding, "head_left", head_keeps_due)], "send_in_a_bad_hour work skip_a_head"),
+    "visit_unchecked": (
+        [(execution_module, "visit", visit_unchecked), (transactor_module, "visit", visit_unchecked)],
+        "send_in_a_bad_hour work causes_are_mended a_daemon_and_a_lane_meet",
+    ),
     "outlook_forgotten": ([(SqlParking, "outlook", outlook_forgotten)], "send work"),
 }
 
