@@ -59,13 +59,16 @@ def compensate(
     if direct and app is None:
         raise ConfigurationError("--direct runs the app's handlers: name the app, such as shop.orders:app")
     loaded = None if app is None else load_app(app)
+    if loaded is not None:
+        loaded.configure(settings)
     with ExitStack() as opened:
         tables = opened.enter_context(closing(open_store(settings.store, lease_s=settings.lease_s)))
         tables.check()
         letters = loaded is not None and any(topic.dead_letters for topic in loaded.topics.values())
         source = opened.enter_context(closing(open_broker(settings.broker))) if letters else None
         observer = LogObserver(settings.log_rate)
-        engine = make_engine(tables, settings, observer, loaded, direct=direct, broker=source)
+        parts = opened.enter_context(loaded.optional_parts(tables, observer)) if loaded is not None and direct else None
+        engine = make_engine(tables, settings, observer, loaded, direct=direct, broker=source, parts=parts)
         _obey_signals(engine)
         engine.run()
 

@@ -11,6 +11,7 @@ from seriatim.core.app import App
 from seriatim.core.broker import Broker
 from seriatim.core.decision import Policy
 from seriatim.core.observer import Observer
+from seriatim.core.optional import OptionalParts
 from seriatim.core.settings import Settings
 from seriatim.core.store import SqlStore
 from seriatim.core.store.port import Scope
@@ -30,6 +31,7 @@ def make_engine(
     *,
     direct: bool = False,
     broker: Broker | None = None,
+    parts: OptionalParts | None = None,
 ) -> Engine:
     """An engine on `store`. `app` gives the policies that the retention is checked against, and `direct` its handlers.
 
@@ -47,7 +49,7 @@ def make_engine(
         chores.append(Chore("purge", PURGE_EVERY_S, Purge(purging, settings.retention_s).step, purging.close))
     if direct and app is not None:
         running = store.session()
-        runner = Direct(running, app.group, topics, observer)
+        runner = Direct(running, app.group, topics, observer, parts)
         chores.append(Chore("direct", DIRECT_EVERY_S, runner.run, running.close))
     if app is not None and broker is not None:
         chores += [_dead_letters(store, broker, app, topic, observer) for topic in topics if topic.dead_letters]

@@ -18,6 +18,7 @@ from seriatim.core.errors import Contention
 from seriatim.core.execution import StampMoved, TransactionBroken
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
+from seriatim.core.optional import OptionalParts
 from seriatim.core.passing import Limits
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import MICROSECOND, Scope, Session
@@ -31,10 +32,18 @@ MAX_RESPONSE = 64 * 1024
 class Direct:
     """Runs the due heads, and what is due aside, of some topics."""
 
-    def __init__(self, session: Session, group: str, topics: Sequence[Topic], observer: Observer) -> None:
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        topics: Sequence[Topic],
+        observer: Observer,
+        parts: OptionalParts | None = None,
+    ) -> None:
         self._session = session
-        self._observer = observer
-        self._transactors = [_visitor(session, Scope(group, topic.name), topic, observer) for topic in topics]
+        self._transactors = [
+            _visitor(session, Scope(group, topic.name), topic, observer, parts or OptionalParts()) for topic in topics
+        ]
 
     def run(self) -> bool:
         """One round over everything that is due now; whether there was anything.
@@ -72,7 +81,7 @@ class Direct:
             return True
 
 
-def _visitor(session: Session, scope: Scope, topic: Topic, observer: Observer) -> Transactor:
+def _visitor(session: Session, scope: Scope, topic: Topic, observer: Observer, parts: OptionalParts) -> Transactor:
     return Transactor(
         scope=scope,
         topic=topic,
@@ -80,5 +89,6 @@ def _visitor(session: Session, scope: Scope, topic: Topic, observer: Observer) -
         limits=Limits(ttl=int(HOLD_S * MICROSECOND), batch_s=HOLD_S, max_response=MAX_RESPONSE),
         size=BatchSize(1, HOLD_S),
         observer=observer,
+        parts=parts,
         visiting=True,
     )

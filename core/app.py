@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
+from seriatim.core.beside import check_eviction
 from seriatim.core.broker import Broker
 from seriatim.core.brokers import open_broker
 from seriatim.core.codec import Codec, JsonCodec
 from seriatim.core.decision import OnDead, OnFailure, Policy
 from seriatim.core.errors import ConfigurationError
+from seriatim.core.filtering import open_filter
+from seriatim.core.locking import open_locks
 from seriatim.core.message import check_text
 from seriatim.core.observer import Observer
+from seriatim.core.optional import OptionalParts
 from seriatim.core.producing import OrderedProducer
 from seriatim.core.routing import Routing, numbered
 from seriatim.core.settings import Settings, load_settings
@@ -130,11 +135,32 @@ class App:
             broker = self.open_broker()
             try:
                 self._declare(store, broker)
-                yield Worker(self.group, list(self.topics.values()), store, broker, observer, self._options())
+                with self.optional_parts(store, observer) as parts:
+                    topics = list(self.topics.values())
+                    yield Worker(self.group, topics, store, broker, observer, self._options(), parts)
             finally:
                 broker.close()
         finally:
             store.close()
+
+    @contextmanager
+    def optional_parts(self, store: SqlStore, observer: Observer) -> Iterator[OptionalParts]:
+        """The locks, if a handler needs them, and the front filter, if the settings name one.
+
+        Raises:
+            ConfigurationError: a URL can't be read, or Redis's client isn't installed.
+        """
+        settings = self.settings
+        with ExitStack() as opened:
+            locks = front = None
+            if any(topic.locks for topic in self.topics.values()):
+                locks = opened.enter_context(closing(open_locks(settings.lock, store, ttl_s=settings.lock_ttl_s)))
+                if settings.lock != "database":
+                    _warn_of_eviction(settings.lock, "lock", observer)
+            if settings.filter is not None:
+                front = opened.enter_context(closing(open_filter(settings.filter, store, ttl_s=settings.filter_ttl_s)))
+                _warn_of_eviction(settings.filter, "filter", observer)
+            yield OptionalParts(locks, settings.lock_wait_s, front)
 
     def declare(self) -> None:
         """Declare the topics, and the group's part in them, at the broker and in the store; harmless when repeated.
@@ -173,6 +199,13 @@ class App:
                 raise ConfigurationError(
                     f"topic {topic.name!r} has no handler: register one with @topic.on(…), or nothing can be consumed"
                 )
+
+
+def _warn_of_eviction(url: str, part: str, observer: Observer) -> None:
+    """Say so where the Redis at `url` may remove keys by itself."""
+    if trouble := check_eviction(url, part):
+        level = logging.ERROR if part == "lock" else logging.WARNING
+        observer.event(level, f"{part} may lose keys", detail=trouble)
 
 
 def _check_partitions(broker: Broker, topic: Topic) -> None:

@@ -9,11 +9,11 @@ The innocent run twice then, in an undone pass and in one that counts; the faili
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from seriatim.core.decision import Action, Failed
+from seriatim.core.decision import Action, Failed, Record
 from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError, StoreUnavailable
 from seriatim.core.guard import Guard, MoveRefused
 from seriatim.core.holding import Holding
@@ -65,6 +65,8 @@ class Execution:
     savepoints: bool = False
     thorough: bool = False  #: look parked keys up even where a partition is remembered to have none
     stop_at_failure: bool = False  #: a drain stops at its first failure: the rest stay behind it
+    before_commit: Callable[[Session], None] = lambda _: None  #: the last word: what it raises forbids the commit
+    known: Mapping[str, Record] = field(default_factory=dict)  #: final records that needn't be looked up
     visiting: bool = False  #: not by the partitions' owner: their rows are held, whoever owns them
     _failures: dict[str, Failed] = field(default_factory=dict)
     _effects: dict[str, int] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Execution:
                 for part in self.parts
                 if view.writes.keys
             }
+            self.before_commit(self.session)
         for part in self.parts:
             part.holding.committed(self._advance(part), outlooks.get(part.holding.partition))
             if part.positioned:
@@ -162,7 +165,8 @@ class Execution:
     def _look_up(self, now: int) -> View:
         biz_keys = sorted({task.arrival.biz_key for task in self._tasks() if task.arrival.biz_key is not None})
         view = View(policy=self.topic.policy, now=now, keep_body=self.topic.keep_body)
-        view.records = self.session.records.look_up(self.scope, biz_keys)
+        unknown = [biz_key for biz_key in biz_keys if biz_key not in self.known]
+        view.records = {**self.known, **self.session.records.look_up(self.scope, unknown)}
         view.read_through = {part.holding.partition: part.holding.read_through or 0 for part in self.parts}
         if self.thorough or any(part.holding.outlook.any_keys or part.aside for part in self.parts):
             keys = {task.arrival.sharding_key for task in self._tasks() if task.arrival.sharding_key is not None}

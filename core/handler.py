@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,16 +76,21 @@ class Context:
 
 
 Function = Callable[[Any, Context], Any]
+LockNames = Callable[[Any], str | Iterable[str]]  #: of an event: the business keys that its handler locks
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A function for one message type. `once`: the type happens once in the life of its sharding key."""
+    """A function for one message type. `once`: the type happens once in the life of its sharding key.
+
+    `lock` gives the names that must be held while the message runs, such as an account that many orders share.
+    """
 
     type: str
     function: Function
     moves: Transition | None = None
     once: bool = False
+    lock: LockNames | None = None
 
     @property
     def has_default_biz_key(self) -> bool:

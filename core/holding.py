@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from seriatim.core.backoff import Backoff
 from seriatim.core.message import Position
 from seriatim.core.store.port import Claimed, Outlook, OwnerRow
+
+_REST = Backoff(base_s=0.02, cap_s=0.5)
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class Holding:
     paused: str | None = None  #: why no ordinary batch of it is run
     halted: bool = False  #: nothing of it is run until a person has looked
     touched_at: float = field(default_factory=time.monotonic)
+    rests_until: float = 0.0  #: nothing of it is run before, on this process's own clock: others go first
+    _rests: int = 0
 
     @classmethod
     def of(cls, claimed: Claimed) -> Holding:
@@ -64,10 +69,21 @@ class Holding:
             paused=row.paused,
         )
 
+    @property
+    def rests(self) -> bool:
+        """Whether it has met contention and lets others go first."""
+        return self.rests_until > time.monotonic()
+
+    def rest(self) -> None:
+        """It has met contention: a pause that grows until something of it is committed."""
+        self._rests += 1
+        self.rests_until = time.monotonic() + _REST.delay(self._rests)
+
     def committed(self, advance: int, outlook: Outlook | None) -> None:
         """A transaction of ours went through."""
         self.effect += advance
         self.touched_at = time.monotonic()
+        self._rests = 0
         if outlook is not None:
             self.outlook = outlook
 

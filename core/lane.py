@@ -76,6 +76,11 @@ class Lane:
         """When it last had anything to do, on this process's own clock; 0 before it began."""
         return max((topic.last_activity for topic in list(self._topics.values())), default=0.0)
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether something that was asked of it isn't done yet."""
+        return bool(self._inbox)
+
     def health(self, patience_s: float) -> ThreadHealth:
         """How it is; a round that takes longer than `patience_s` outside any handler hangs."""
         may_end = self._stopping.is_set() and self.failure is None
@@ -125,12 +130,8 @@ class Lane:
 
     def _obey(self) -> None:
         while self._inbox:
-            command = self._inbox.popleft()
-            try:
-                command()
-            except (*PASSING, BrokerError):
-                self._inbox.appendleft(command)  # what comes after it must not overtake it
-                raise
+            self._inbox[0]()
+            self._inbox.popleft()  # not before it is done: what comes after it must not overtake it
 
     def _round(self) -> None:
         topics = [topic for topic in self._topics.values() if topic.holdings]

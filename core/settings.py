@@ -35,6 +35,11 @@ class Settings(BaseSettings):
     batch_size: int = Field(default=100, ge=1, le=10_000)
     batch_ms: float = Field(default=20.0, ge=1, le=60_000)
     stop_s: float = Field(default=30.0, ge=0, le=3600)
+    lock: str = "database"
+    lock_ttl_s: float = Field(default=30.0, ge=0.1, le=86_400)
+    lock_wait_s: float = Field(default=1.0, ge=0, le=60)
+    filter: str | None = None
+    filter_ttl_s: float = Field(default=86_400.0, gt=0)
     retention_s: float | None = Field(default=None, gt=0)
     redelivery_s: float = Field(default=7 * 86_400.0, gt=0)
     log: Literal["human", "json"] = "human"

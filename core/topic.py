@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from seriatim.core.codec import Codec, JsonCodec
 from seriatim.core.decision import Policy
 from seriatim.core.errors import ConfigurationError, InvalidMessage
-from seriatim.core.handler import Function, Handler
+from seriatim.core.handler import Function, Handler, LockNames
 from seriatim.core.keys import canonical_key
 from seriatim.core.message import ANY, MAX_TOPIC, MAX_TYPE, NO_HEADERS, Message, check_text
 from seriatim.core.routing import Routing
@@ -49,11 +49,20 @@ class Topic:
                 f"topic {self.name!r}: keep_body is {self.keep_body!r}; it is 'always', 'on_failure' or 'never'"
             )
 
-    def on(self, type: str, *, moves: Transition | None = None, once: bool = False) -> Callable[[F], F]:  # noqa: A002
+    def on(
+        self,
+        type: str,  # noqa: A002
+        *,
+        moves: Transition | None = None,
+        once: bool = False,
+        lock: LockNames | None = None,
+    ) -> Callable[[F], F]:
         """Register the handler of a message type; ``"*"`` takes every type without a handler of its own.
 
         `moves` is the state transition that the message asks for; the handler runs only when it is legal. `once`
         declares that the type happens once in the life of its sharding key: ``<key>:<type>`` may be its biz_key then.
+        `lock` is given the event and names business keys that no other handler, of any topic or group, shall work on
+        at the same moment: they are locked before the transaction and given back after its commit (setting `lock`).
 
         Raises:
             ConfigurationError: the type has a handler already.
@@ -63,7 +72,7 @@ class Topic:
             raise ConfigurationError(f"topic {self.name!r}: type {type!r} has a handler already")
 
         def register(function: F) -> F:
-            self._handlers[type] = Handler(type, function, moves, once)
+            self._handlers[type] = Handler(type, function, moves, once, lock)
             return function
 
         return register
@@ -81,6 +90,11 @@ class Topic:
         """The types whose messages move their entity to one of these states; `ANY` stands for every other type."""
         wanted = set(states)
         return frozenset(one.type for one in self.handlers if one.moves is not None and one.moves.target in wanted)
+
+    @property
+    def locks(self) -> bool:
+        """Whether a handler locks business keys."""
+        return any(handler.lock is not None for handler in self.handlers)
 
     def listed_types(self) -> str:
         """The types that have handlers, in words."""

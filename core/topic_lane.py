@@ -150,11 +150,14 @@ class TopicLane:
 
     def _until_due(self, timeout_s: float) -> float:
         """How long a round may wait: not past the moment when something comes due."""
-        outlooks = [holding.outlook for holding in self.holdings.values() if not holding.halted]
-        times = [time for one in outlooks for time in (one.due_at, one.aside_due_at) if time is not None]
-        if not times:
-            return timeout_s
-        return min(timeout_s, max(0.0, (min(times) - self.clock.now()) / MICROSECOND))
+        awake = [holding for holding in self.holdings.values() if not (holding.halted or holding.rests)]
+        times = [time for one in awake for time in (one.outlook.due_at, one.outlook.aside_due_at) if time is not None]
+        if times:
+            timeout_s = min(timeout_s, (min(times) - self.clock.now()) / MICROSECOND)
+        for holding in self.holdings.values():
+            if holding.rests:
+                timeout_s = min(timeout_s, holding.rests_until - time.monotonic())
+        return max(0.0, timeout_s)
 
     def _read_stamps(self) -> None:
         """Learn of changes by others: verbs, the daemon, another owner."""
@@ -204,11 +207,11 @@ class TopicLane:
     def _ready(self) -> list[Batch]:
         if self._parking.full:
             return []
-        return [
-            batch
-            for partition, batch in self._in_hand.items()
-            if not (self.holdings[partition].paused or self.holdings[partition].outlook.stopped)
-        ]
+        return [batch for partition, batch in self._in_hand.items() if self._may_run(self.holdings[partition])]
+
+    @staticmethod
+    def _may_run(holding: Holding) -> bool:
+        return not (holding.paused or holding.outlook.stopped or holding.rests)
 
     def _poll_once(self, timeout_s: float) -> bool:
         try:
@@ -280,6 +283,7 @@ class TopicLane:
             return False
         except Contention as error:
             self._contention(parts, error)
+            return False
         except CommitUnknown as error:
             self._recover(parts, error)
         except TransactionBroken as error:
@@ -331,11 +335,13 @@ class TopicLane:
             self.consumer.settle(self._in_hand.pop(partition), done.handled[partition])
 
     def _contention(self, parts: Sequence[Part], error: Contention) -> None:
-        """Put the batch back, to be taken in smaller pieces."""
+        """Several partitions are tried apart; one alone goes back, to be taken in smaller pieces after the others."""
         self.transactor.contended(parts)
         for part in parts:
             self._tell(logging.INFO, "contention", part.holding.partition, error=str(error))
-        self._put_back(parts)
+        if len(parts) == 1:
+            parts[0].holding.rest()
+            self._put_back(parts)
 
     def _recover(self, parts: Sequence[Part], error: CommitUnknown) -> None:
         """A COMMIT's answer was lost. Wait for that transaction to end, and begin again where the store stands."""
@@ -374,6 +380,7 @@ class TopicLane:
             self._broken(alone, error)
         except Contention as error:
             self._tell(logging.INFO, "contention", batch.partition, error=str(error))
+            holding.rest()
         except CommitUnknown as error:
             self._recover([self._part(batch)], error)
             return
@@ -385,7 +392,11 @@ class TopicLane:
 
     def _run_due(self) -> bool:
         """Heads and messages aside whose time has come; whether there were any."""
-        waiting = [holding for holding in self.holdings.values() if holding.outlook.anything_due and not holding.halted]
+        waiting = [
+            holding
+            for holding in self.holdings.values()
+            if holding.outlook.anything_due and not (holding.halted or holding.rests)
+        ]
         if not waiting:
             return False
         now = self.clock.now()
@@ -398,6 +409,7 @@ class TopicLane:
                 self._fenced(error)
             except Contention as error:
                 self._tell(logging.INFO, "contention", holding.partition, error=str(error))
+                holding.rest()
             except CommitUnknown as error:
                 self._recover([Part(holding, ())], error)
             except TransactionBroken as error:

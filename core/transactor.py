@@ -11,11 +11,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from seriatim.core.decision import FREE, Outcome, Reason, Status
+from seriatim.core.decision import FREE, Outcome, Reason, Record, Status
 from seriatim.core.errors import DuplicateKey
 from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record, visit
+from seriatim.core.filtering.port import FINAL, FilterEntry
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
+from seriatim.core.optional import OptionalParts, holding_locks
 from seriatim.core.passing import Executed, Limits, Part
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import Fenced, FenceStep, Scope, Session
@@ -37,6 +39,7 @@ class Transactor:
     limits: Limits
     size: BatchSize
     observer: Observer
+    parts: OptionalParts = field(default_factory=OptionalParts)
     visiting: bool = False  #: the partitions are somebody else's, or nobody's: their rows are held instead of fenced
     effects: int = 0  #: messages that took effect
     one_by_one: int = 0  #: messages that are still taken alone, to find the one that ends its transaction
@@ -56,21 +59,25 @@ class Transactor:
             PartitionsLost, StampMoved, StoreUnavailable, Contention, CommitUnknown, TransactionBroken: see `Execution`.
         """
         started = time.perf_counter()
-        execution = Execution(
-            session=self.session,
-            scope=self.scope,
-            topic=self.topic,
-            limits=self.limits,
-            parts=parts,
-            savepoints=savepoints or self._safe_batches > 0,
-            stop_at_failure=drain,
-            visiting=self.visiting,
-        )
-        try:
-            done = execution.execute()
-        except DuplicateKey:  # a biz_key waits under another partition, where nothing was remembered to wait
-            execution.thorough = True
-            done = execution.execute()
+        with holding_locks(self.parts, parts) as held:
+            execution = Execution(
+                session=self.session,
+                scope=self.scope,
+                topic=self.topic,
+                limits=self.limits,
+                parts=parts,
+                savepoints=savepoints or self._safe_batches > 0,
+                stop_at_failure=drain,
+                before_commit=held.check,
+                known=self._known(parts),
+                visiting=self.visiting,
+            )
+            try:
+                done = execution.execute()
+            except DuplicateKey:  # a biz_key waits under another partition, where nothing was remembered to wait
+                execution.thorough = True
+                done = execution.execute()
+        self._remember(done)
         self._safe_batches = SAFE_BATCHES if done.reran else max(0, self._safe_batches - 1)
         self.one_by_one = max(0, self.one_by_one - sum(done.handled.values()))
         self.size.succeeded(done.runs, done.handler_s)
@@ -79,6 +86,34 @@ class Transactor:
         for key in done.crowded:
             self.tell(logging.ERROR, "key over its cap", key=key, cap=self.topic.policy.max_behind)
         return done
+
+    def _known(self, parts: Sequence[Part]) -> dict[str, Record]:
+        """Records that the front filter knows to be final, of deliveries that say what those said."""
+        if self.parts.filter is None:
+            return {}
+        arrivals = [task.arrival for part in parts for task in part.tasks if task.row is None]
+        biz_keys = [arrival.biz_key for arrival in arrivals if arrival.biz_key is not None]
+        found = self.parts.filter.known(self.scope.group, self.scope.topic, biz_keys)
+        records = {
+            biz_key: Record(Status.SUCCESS, entry.outcome, entry.type, entry.digest) for biz_key, entry in found.items()
+        }
+        differ = {one.biz_key for one in arrivals if one.biz_key in records and not records[one.biz_key].same(one)}
+        known = {biz_key: record for biz_key, record in records.items() if biz_key not in differ}
+        if known:
+            self.tell(logging.DEBUG, "filter hits", count=len(known))
+        return known
+
+    def _remember(self, done: Executed) -> None:
+        """After the commit: what is final now."""
+        if self.parts.filter is None:
+            return
+        entries = {
+            verdict.task.biz_key: FilterEntry(verdict.task.arrival.digest, verdict.task.arrival.type, verdict.outcome)
+            for verdict in done.verdicts
+            if verdict.outcome in FINAL
+        }
+        if entries:
+            self.parts.filter.remember(self.scope.group, self.scope.topic, entries)
 
     def tell(self, level: int, name: str, **fields: object) -> None:
         """Tell the observer of something in this group and topic."""

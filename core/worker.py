@@ -22,6 +22,7 @@ from seriatim.core.health import Health, Pulse, look_at, patience_s
 from seriatim.core.holding import Holding
 from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
+from seriatim.core.optional import OptionalParts
 from seriatim.core.passing import Limits
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import MICROSECOND, OwnerRow, Scope, Session, Store
@@ -63,6 +64,7 @@ class Worker:
     broker: Broker
     observer: Observer
     options: WorkerOptions = field(default_factory=WorkerOptions)
+    parts: OptionalParts = field(default_factory=OptionalParts)
     member: str = field(default_factory=lambda: secrets.token_hex(8))
     _lanes: list[Lane] = field(default_factory=list)
     _assigned: dict[tuple[Scope, str], _Assigned] = field(default_factory=dict)
@@ -70,7 +72,8 @@ class Worker:
     _mutex: threading.Lock = field(default_factory=threading.Lock)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _stop_wanted: bool = False
-    _shared: bool = False  #: whether this process had its share of every topic
+    _claimed: bool = False  #: whether this process has claimed its share of every topic
+    _shared: bool = False  #: … and its lanes have taken it
     _failure: BaseException | None = None
     _keeper: threading.Thread | None = None
     _pulse: Pulse = field(default_factory=Pulse)  #: the keeper's
@@ -132,6 +135,7 @@ class Worker:
         while not self._stop_wanted:
             time.sleep(0.05)
             if not self._shared:
+                self._shared = self._claimed and not any(lane.has_orders for lane in self._lanes)
                 began = time.monotonic()  # to wait for one's share isn't to be idle
             if not keeper.is_alive() or not all(lane.alive for lane in self._lanes):
                 return
@@ -164,6 +168,7 @@ class Worker:
             limits=Limits(ttl=self.ttl, batch_s=options.batch_s * 4, max_response=options.max_response),
             size=BatchSize(options.batch_size, options.batch_s),
             observer=self.observer,
+            parts=self.parts,
         )
         return TopicLane(
             transactor=transactor,
@@ -182,7 +187,7 @@ class Worker:
             while not self._stopping.is_set():
                 started = time.monotonic()
                 settled = self._keep_once(session)
-                self._shared |= settled
+                self._claimed |= settled
                 wait_s = pause_s if settled else min(0.1, pause_s)
                 self._stopping.wait(max(0.0, wait_s - (time.monotonic() - started)))
             while any(not lane.join(pause_s / 4) for lane in self._lanes):

@@ -30,6 +30,7 @@ VERSION = 2
 MAX_GROUP = 64
 MAX_PARTITION = 128
 MAX_OWNER = 128
+MAX_LOCK = 255
 
 metadata = MetaData()
 
@@ -223,6 +224,17 @@ operator_action = Table(
     Index("ix_action_key", "consumer_group", "topic", "sharding_key"),
     mysql_engine="InnoDB",
     sqlite_autoincrement=True,
+)
+
+named_lock = Table(  # one row for each name that was ever locked, until it is purged
+    "named_lock",
+    metadata,
+    Column("name", exact(MAX_LOCK), primary_key=True),
+    Column("token", exact(64), nullable=True),  # random per taking; NULL when given back
+    Column("fence", BigInteger, nullable=False),  # rises with each taking; begins at the clock's time
+    Column("expires_at", MICROSECONDS, nullable=False),
+    mysql_engine="InnoDB",
+    sqlite_with_rowid=False,
 )
 
 schema_version = Table(

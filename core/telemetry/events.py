@@ -23,7 +23,7 @@ SIMPLE: Mapping[str, tuple[str, Labels]] = {
     "partition stopped": ("seriatim_broken_transactions_total", ()),
     "key over its cap": ("seriatim_keys_over_cap_total", ()),
 }
-#: An event to come: `count` duplicates were answered by the front filter.
+#: `count` duplicates were answered by the front filter.
 FILTER_HITS = "filter hits"
 COUNTED = (*SIMPLE, _LOST, _LANE_PAUSED, "keeper paused", FILTER_HITS)
 

@@ -100,7 +100,7 @@ class MetricsObserver:
 
     def _measure_message(self, verdict: Verdict, labels: Labels, now: float) -> None:
         task = verdict.task
-        # A message that wasn't run has no time in a handler. (`Task.handler_s` is a wish: see docs/metrics.md.)
+        # Until `Task` has the field, nothing is measured; a message that wasn't run has 0.
         if handler_s := getattr(task, "handler_s", 0.0):
             self._measure("seriatim_handler_seconds", labels, handler_s)
         if task.row is None:
