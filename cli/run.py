@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import FrameType
 from typing import Annotated, Any
 
@@ -15,8 +16,9 @@ import typer
 from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
 from seriatim.cli.serving import check, watched_worker
+from seriatim.compensation.daemon import compensating
 from seriatim.core.app import App
-from seriatim.core.log import LOGGER, configure_logging
+from seriatim.core.log import LOGGER, LogObserver, configure_logging
 from seriatim.core.settings import Settings, load_settings
 from seriatim.core.worker import Worker
 
@@ -38,6 +40,9 @@ def run(
     ] = None,
     log: Annotated[str | None, typer.Option(help="Log lines: human or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
+    compensate: Annotated[
+        bool | None, typer.Option("--compensate", help="Do the work of `seriatim compensate` in each process, too.")
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(metavar="[HOST:]PORT", help="Serve metrics and health here; SERIATIM_HTTP_TOKEN guards."),
@@ -55,6 +60,7 @@ def run(
         log=log,
         log_level=log_level and log_level.upper(),
         http=http,
+        compensate=compensate,
     )
     configure_logging(settings.log, settings.log_level)
     check(settings)
@@ -69,7 +75,8 @@ def _run_one(target: str, settings: Settings, until_idle_s: float | None) -> Non
     app = load_app(target)
     app.configure(settings)
     _explain_idle(app, settings)
-    with watched_worker(app, settings, int(os.environ.get(_NUMBER, "0"))) as worker:
+    beside = compensating(app, LogObserver(settings.log_rate)) if settings.compensate else nullcontext()
+    with beside, watched_worker(app, settings, int(os.environ.get(_NUMBER, "0"))) as worker:
         _obey_signals(worker)
         worker.run(until_idle_s)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
 from seriatim.compensation.dead_letters import DeadLetters
 from seriatim.compensation.direct import Direct
 from seriatim.compensation.engine import Chore, Engine
@@ -54,6 +59,39 @@ def make_engine(
     if app is not None and broker is not None:
         chores += [_dead_letters(store, broker, app, topic, observer) for topic in topics if topic.dead_letters]
     return Engine(chores, observer)
+
+
+@contextmanager
+def compensating(app: App, observer: Observer) -> Iterator[None]:
+    """The engine on a thread of its own, beside a worker, for the length of the block.
+
+    Raises:
+        ConfigurationError: see `make_engine`.
+        SeriatimError: it ended in a way that waiting couldn't mend.
+    """
+    failures: list[BaseException] = []
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(app.open_store()))
+        letters = any(topic.dead_letters for topic in app.topics.values())
+        broker = opened.enter_context(closing(app.open_broker())) if letters else None
+        engine = make_engine(store, app.settings, observer, app, broker=broker)
+
+        def work() -> None:
+            try:
+                engine.run()
+            except BaseException as error:  # noqa: BLE001 - raised again where the block ends
+                observer.event(logging.CRITICAL, "compensation failed", error=repr(error))
+                failures.append(error)
+
+        thread = threading.Thread(target=work, name="compensation", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            engine.stop()
+            thread.join(app.settings.stop_s)
+    if failures:
+        raise failures[0]
 
 
 def _dead_letters(store: SqlStore, broker: Broker, app: App, topic: Topic, observer: Observer) -> Chore:

@@ -11,6 +11,7 @@ the daemon again and again otherwise.
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 
 from seriatim.core.due import DueWork
@@ -59,7 +60,9 @@ class Direct:
         now = session.now()
         due = set(session.parking.due_partitions(scope, now))
         ran = False
-        for row in session.leases.owners(scope):
+        rows = session.leases.owners(scope)
+        random.shuffle(rows)  # several daemons begin in different places
+        for row in rows:
             if row.partition in due and row.paused is None:
                 holding = Holding.visited(row, session.parking.outlook(scope, row.partition))
                 ran |= self._visit(transactor, holding, now)

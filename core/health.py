@@ -20,7 +20,6 @@ from seriatim.core.errors import BrokerError, StoreUnavailable
 
 PATIENCE_S = 120.0  #: the longest that a round may wait outside any handler, for a socket or a lock that times out
 PATIENCE_LEASES = 10  #: … or so many leases, if that is longer
-CALM_S = 1.0  #: how long trouble lasts at least: not every round asks the store
 
 
 class Condition(str, enum.Enum):
@@ -40,8 +39,8 @@ class Pulse:
 
     def __init__(self) -> None:
         self.since: float | None = None  #: when the round in hand began; None between rounds
-        self.done_at: float | None = None  #: when a round last came to its end without trouble
-        self.trouble: tuple[Condition, float] | None = None  #: the last trouble, and when it was met
+        self.began = False  #: whether a round ever came to its end without trouble
+        self.trouble: Condition | None = None  #: of the last round that met any, until one goes well
 
     @contextmanager
     def round(self) -> Iterator[None]:
@@ -49,12 +48,12 @@ class Pulse:
         self.since = time.monotonic()
         try:
             yield
-            self.done_at = time.monotonic()
+            self.began, self.trouble = True, None
         except StoreUnavailable:
-            self.trouble = Condition.STORE_AWAY, time.monotonic()
+            self.trouble = Condition.STORE_AWAY
             raise
         except BrokerError:
-            self.trouble = Condition.BROKER_AWAY, time.monotonic()
+            self.trouble = Condition.BROKER_AWAY
             raise
         finally:
             self.since = None
@@ -64,11 +63,7 @@ class Pulse:
         since = self.since
         if since is not None and now - max(since, at_work) > patience_s:
             return Condition.STUCK
-        if self.trouble is not None:
-            what, met_at = self.trouble
-            if self.done_at is None or self.done_at < met_at or now - met_at < CALM_S:
-                return what
-        return Condition.STARTING if self.done_at is None else Condition.READY
+        return self.trouble or (Condition.READY if self.began else Condition.STARTING)
 
 
 @dataclass(frozen=True, slots=True)

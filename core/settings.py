@@ -40,6 +40,7 @@ class Settings(BaseSettings):
     lock_wait_s: float = Field(default=1.0, ge=0, le=60)
     filter: str | None = None
     filter_ttl_s: float = Field(default=86_400.0, gt=0)
+    compensate: bool = False
     retention_s: float | None = Field(default=None, gt=0)
     redelivery_s: float = Field(default=7 * 86_400.0, gt=0)
     log: Literal["human", "json"] = "human"

@@ -126,7 +126,7 @@ idempotent_record = Table(
     Column("create_time", MICROSECONDS, nullable=False),
     Column("update_time", MICROSECONDS, nullable=False),
     Column("settled_at", MICROSECONDS, nullable=True),
-    Index("ix_record_key", "consumer_group", "topic", "sharding_key"),
+    Index("ix_record_key", "consumer_group", "topic", "sharding_key", "received_at"),
     Index("ix_record_settled", "settled_at"),
     mysql_engine="InnoDB",
     sqlite_with_rowid=False,

@@ -505,3 +505,43 @@ def test_a_dead_letter_that_couldn_t_be_parked_comes_again(rig, monkeypatch):
 
 def _raise(error):
     raise error
+
+
+# inside `seriatim run`
+
+
+def test_run_purges_too_when_it_is_asked_to(tmp_path):
+    rig = Rig(tmp_path)
+    write_program(
+        tmp_path,
+        """
+orders = app.topic("orders", partitions=1, policy=Policy(max_attempts=1, early_deadline_s=0.1))
+
+@orders.on("step")
+def step(event, ctx):
+    enter(ctx)
+""",
+    )
+    orders = rig.app().topic("orders", partitions=1)
+    rig.send_many(orders, "abc")
+    ended = seriatim(
+        *(tmp_path, "run", "shop:app", "--compensate", "--until-idle", "2"),
+        SERIATIM_RETENTION_S="0.5",
+        SERIATIM_REDELIVERY_S="0.1",
+    )
+    assert ended.code == 0, ended
+    assert len(rig.ledger()) == 3
+    again = seriatim(
+        *(tmp_path, "run", "shop:app", "--compensate", "--until-idle", "1"),
+        SERIATIM_RETENTION_S="0.5",
+        SERIATIM_REDELIVERY_S="0.1",
+    )
+    assert again.code == 0, again
+    assert rig.rows("SELECT count(*) FROM idempotent_record") == [(0,)]
+
+
+def test_run_refuses_a_retention_that_is_too_short(tmp_path):
+    rig = Rig(tmp_path)
+    write_program(tmp_path, 'app.topic("orders", partitions=1).on("step")(lambda event, ctx: None)')
+    told = here(rig.folder, "run", "shop:app", "--compensate", SERIATIM_RETENTION_S="60")
+    assert (told.code, "keep records for" in told.err) == (2, True), told
