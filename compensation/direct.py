@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 from collections.abc import Sequence
 
 from seriatim.core.due import DueWork
@@ -26,6 +27,7 @@ from seriatim.core.store.port import MICROSECOND, Scope, Session
 from seriatim.core.topic import Topic
 from seriatim.core.transactor import Transactor
 
+VISIT_S = 30.0  #: how long a daemon that was killed in the middle keeps others from visiting its partition
 HOLD_S = 10.0  #: how long one transaction may take before the leases it touches are renewed
 MAX_RESPONSE = 64 * 1024
 
@@ -42,6 +44,7 @@ class Direct:
         parts: OptionalParts | None = None,
     ) -> None:
         self._session = session
+        self._visitor = secrets.token_hex(16)
         self._transactors = [
             _visitor(session, Scope(group, topic.name), topic, observer, parts or OptionalParts()) for topic in topics
         ]
@@ -64,15 +67,26 @@ class Direct:
         random.shuffle(rows)  # several daemons begin in different places
         for row in rows:
             if row.partition in due and row.paused is None:
-                holding = Holding.visited(row, session.parking.outlook(scope, row.partition))
-                ran |= self._visit(transactor, holding, now)
+                ran |= self._visit(transactor, row.partition, now)
         return ran
 
-    def _visit(self, transactor: Transactor, holding: Holding, now: int) -> bool:
+    def _visit(self, transactor: Transactor, partition: str, now: int) -> bool:
+        """Run what is due of one partition, unless another daemon is there."""
+        leases, scope = self._session.leases, transactor.scope
+        row = leases.begin_visit(scope, partition, self._visitor, int(VISIT_S * MICROSECOND))
+        if row is None:
+            return False
+        try:
+            holding = Holding.visited(row, self._session.parking.outlook(scope, partition))
+            return self._work(transactor, holding, now)
+        finally:
+            leases.end_visit(scope, partition, self._visitor)
+
+    def _work(self, transactor: Transactor, holding: Holding, now: int) -> bool:
         try:
             return DueWork(transactor).run(holding, now)
         except StampMoved:
-            return True  # its lane, or another daemon, was quicker: what it left is looked at in the next round
+            return True  # its lane was quicker: what it left is looked at in the next round
         except Contention as error:
             transactor.tell(logging.INFO, "contention", partition=holding.partition, error=str(error))
             return False

@@ -7,6 +7,7 @@ since the stamp was last seen makes the fence refuse, so what was read is true i
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -55,10 +56,9 @@ class DueWork:
             return
         alone = rows[0].reason is not Reason.BEHIND or holding.careful or transactor.one_by_one > 0
         tasks = tuple(of_row(transactor.topic, row) for row in (rows[:1] if alone else rows))
-        if alone:
-            transactor.mark_if_deadly(holding, tasks[0])
-        transactor.refuse(tasks[0])
-        transactor.execute([Part(holding, tasks)], savepoints=True, drain=True)
+        with transactor.counted_if_deadly(holding, tasks[0]) if alone else nullcontext():
+            transactor.refuse(tasks[0])
+            transactor.execute([Part(holding, tasks)], savepoints=True, drain=True)
 
     def _try_aside(self, holding: Holding, key: str, now: int) -> None:
         """Try those aside of a key: every early one, and those set aside whose own time has come."""
@@ -75,11 +75,10 @@ class DueWork:
             self._mend(holding, key, aside_due_at=min(rest, default=None))
             return
         tasks = tuple(of_row(transactor.topic, row) for row in chosen)
-        if len(tasks) == 1:
-            transactor.mark_if_deadly(holding, tasks[0])
-        transactor.refuse(tasks[0])
         part = Part(holding, tasks, aside=True, aside_rest=min(rest, default=None))
-        transactor.execute([part], savepoints=True)
+        with transactor.counted_if_deadly(holding, tasks[0]) if len(tasks) == 1 else nullcontext():
+            transactor.refuse(tasks[0])
+            transactor.execute([part], savepoints=True)
 
     def _together(self, holding: Holding, chosen: list[ParkedMessage]) -> list[ParkedMessage]:
         """Those of `chosen` that may share a transaction: one that may kill its process has one of its own."""

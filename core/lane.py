@@ -84,7 +84,8 @@ class Lane:
     def health(self, patience_s: float) -> ThreadHealth:
         """How it is; a round that takes longer than `patience_s` outside any handler hangs."""
         may_end = self._stopping.is_set() and self.failure is None
-        return look_at(self.name, self._thread, self._pulse, patience_s, at_work=self.last_activity, may_end=may_end)
+        at_work = max((topic.seen_at_work for topic in list(self._topics.values())), default=0.0)
+        return look_at(self.name, self._thread, self._pulse, patience_s, at_work=at_work, may_end=may_end)
 
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)

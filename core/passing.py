@@ -143,14 +143,18 @@ class Pass:
     def _try(self, task: Task, before: int, calls: int) -> tuple[Result, int]:
         """One call; its result, and how many calls there were by now."""
         started = time.perf_counter()
-        with self._protected(task) as undo:
-            result, touched = self.turn.run(task, before + calls + 1)
-            if not isinstance(result, Success):
-                if isinstance(result, Failed) and touched:
-                    result = _counted(result, calls + 1)
-                if touched:
-                    undo(result)
-        self.done.handler_s += time.perf_counter() - started
+        try:
+            with self._protected(task) as undo:
+                result, touched = self.turn.run(task, before + calls + 1)
+                if not isinstance(result, Success):
+                    if isinstance(result, Failed) and touched:
+                        result = _counted(result, calls + 1)
+                    if touched:
+                        undo(result)
+        finally:  # also of a call that ends the optimistic pass
+            took_s = time.perf_counter() - started
+            self.done.handler_s += took_s
+            task.handler_s += took_s
         self.done.runs += 1
         return result, calls + 1
 

@@ -33,6 +33,7 @@ class Task:
     handler: Handler | None = None
     error: str = ""
     row: ParkedMessage | None = None
+    handler_s: float = 0.0  #: how long its calls took
     deadly: bool = False  #: it is refused because it ended its process too often
 
     @property

@@ -40,6 +40,7 @@ class TopicLane:
     holdings: dict[str, Holding] = field(default_factory=dict)
     _last_activity: float = field(default_factory=time.monotonic)
     _at_work: bool = False
+    _worked_at: float = 0.0
     _in_hand: dict[str, Batch] = field(default_factory=dict)
     _at_end: set[str] = field(default_factory=set)
     _stamps_read: float = float("-inf")
@@ -146,7 +147,13 @@ class TopicLane:
         try:
             yield
         finally:
+            self._worked_at = time.monotonic()
             self._at_work = False
+
+    @property
+    def seen_at_work(self) -> float:
+        """When it was last at work, whatever came of it; now, while it is."""
+        return time.monotonic() if self._at_work else self._worked_at
 
     def _until_due(self, timeout_s: float) -> float:
         """How long a round may wait: not past the moment when something comes due."""
@@ -367,9 +374,9 @@ class TopicLane:
         alone: list[Part] = []
         try:
             for task in self._part(batch).tasks:
-                self.transactor.mark(holding, task)
                 alone = [Part(holding, (task,), positioned=self.capabilities.positions)]
-                self.transactor.execute(alone, savepoints=True)
+                with self.transactor.counted(holding, task):
+                    self.transactor.execute(alone, savepoints=True)
                 handled += 1
                 if holding.outlook.aside_due_at is not None:  # one that waited for this message goes before the next
                     DueWork(self.transactor).run(holding, self.clock.now())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from seriatim.core.decision import FREE, Outcome, Reason, Record, Status
-from seriatim.core.errors import DuplicateKey
+from seriatim.core.errors import PASSING, DuplicateKey, SeriatimError
 from seriatim.core.execution import Execution, PartitionsLost, StampMoved, new_record, visit
 from seriatim.core.filtering.port import FINAL, FilterEntry
 from seriatim.core.holding import Holding
@@ -137,14 +138,38 @@ class Transactor:
 
     # -- messages that kill their process
 
-    def mark(self, holding: Holding, task: Task) -> None:
+    @contextmanager
+    def counted(self, holding: Holding, task: Task) -> Iterator[None]:
+        """A run of a message that may kill its process, counted before it begins; see `mark`.
+
+        An error that comes out of the block tells that the process lives: the mark is taken back.
+        """
+        counted = self.mark(holding, task)
+        try:
+            yield
+        except SeriatimError:
+            if counted:
+                self._unmark(task)
+            raise
+
+    def _unmark(self, task: Task) -> None:
+        try:
+            with self.session.transaction():
+                self.session.leases.hold_row(self.scope, task.partition)
+                self.session.records.unmark_crash(self.scope, task.biz_key)
+        except PASSING as error:  # it counts for one crash too many, until a run of the message comes back
+            self.tell(logging.WARNING, "crash mark left", biz_key=task.biz_key, error=str(error))
+
+    def mark(self, holding: Holding, task: Task) -> bool:
         """Commit a crash mark for a message that may kill its process; past the limit, keep it from running.
+
+        Whether it was marked.
 
         Raises:
             PartitionsLost, StampMoved, StoreUnavailable, CommitUnknown: nothing was marked, or it isn't known.
         """
         if task.arrival.problem is not None or task.arrival.biz_key is None:
-            return
+            return False
         with self.session.transaction():
             self.hold(holding)
             record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
@@ -161,14 +186,18 @@ class Transactor:
         if will_run and deadly:
             task.refuse(Reason.FAILED, f"it ended its process {crashes} times")
             task.deadly = True
+        return will_run and not deadly
 
-    def mark_if_deadly(self, holding: Holding, task: Task) -> None:
-        """Mark a parked message before it runs if it may be one that kills its process."""
-        if task.arrival.biz_key is None:
-            return
-        record = self.session.records.look_up(self.scope, [task.biz_key]).get(task.biz_key)
+    @contextmanager
+    def counted_if_deadly(self, holding: Holding, task: Task) -> Iterator[None]:
+        """A run of a parked message, counted if it may be one that kills its process."""
+        biz_key = task.arrival.biz_key
+        record = None if biz_key is None else self.session.records.look_up(self.scope, [biz_key]).get(biz_key)
         if holding.careful or (record is not None and record.crash_attempts):
-            self.mark(holding, task)
+            with self.counted(holding, task):
+                yield
+        else:
+            yield
 
     # -- messages that end their transaction
 

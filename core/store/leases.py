@@ -199,6 +199,21 @@ class SqlLeases:
         self._run(update(owners).where(_THE_ROW).values(effect=owners.c.effect + changes), _at(scope, partition))
         return _owner_row(self._run(select(*_COLUMNS).where(_THE_ROW), _at(scope, partition)).one())
 
+    def begin_visit(self, scope: Scope, partition: str, visitor: str, ttl: int) -> OwnerRow | None:
+        """Be the one visitor of a partition, whoever owns it."""
+        alone = _of(scope) & (owners.c.partition_id == partition) & (owners.c.visit_until < self._now)
+        with self._transaction():
+            begun = self._run(update(owners).where(alone).values(visitor=visitor, visit_until=self._now + ttl))
+            if not begun.rowcount:
+                return None
+            return _owner_row(self._run(select(*_COLUMNS).where(_THE_ROW), _at(scope, partition)).one())
+
+    def end_visit(self, scope: Scope, partition: str, visitor: str) -> None:
+        """Let the next visitor come."""
+        ours = _of(scope) & (owners.c.partition_id == partition) & (owners.c.visitor == visitor)
+        with self._transaction():
+            self._run(update(owners).where(ours).values(visitor=None, visit_until=0))
+
     def count_duplicates(self, scope: Scope, partition: str, count: int) -> None:
         """Inside a fenced transaction: count deliveries that were stopped as duplicates."""
         self._run(update(owners).where(_THE_ROW).values(duplicates=owners.c.duplicates + count), _at(scope, partition))

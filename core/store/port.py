@@ -232,6 +232,17 @@ class Leases(Protocol):
         """
         ...
 
+    def begin_visit(self, scope: Scope, partition: str, visitor: str, ttl: int) -> OwnerRow | None:
+        """Be the one visitor of a partition, whoever owns it: its row, or None while another visits it.
+
+        It keeps visitors out of each other's way, and guards nothing: what they do is guarded by the row they hold.
+        """
+        ...
+
+    def end_visit(self, scope: Scope, partition: str, visitor: str) -> None:
+        """Let the next visitor come."""
+        ...
+
     def hold_row(self, scope: Scope, partition: str, changes: int = 1) -> OwnerRow:
         """Inside a transaction, as its first statement: lock the row and raise its stamp, whoever owns it."""
         ...
@@ -250,6 +261,10 @@ class Records(Protocol):
 
     def mark_crash(self, scope: Scope, record: NewRecord, now: int) -> int:
         """Count one run of a message that may kill its process; how often it was counted, this time included."""
+        ...
+
+    def unmark_crash(self, scope: Scope, biz_key: str) -> None:
+        """Take back what `mark_crash` counted: the message wasn't run, or its run came back."""
         ...
 
     def attempts(self, scope: Scope, biz_key: str) -> int:

@@ -77,6 +77,14 @@ class SqlRecords:
             self._run(_CLAIM, [_new_row(scope, record, now) | {"crash_attempts": 1}])
         return int(self._run(select(records.c.crash_attempts).where(_ONE), at).scalar_one())
 
+    def unmark_crash(self, scope: Scope, biz_key: str) -> None:
+        """Take back what `mark_crash` counted."""
+        at = _at(scope, biz_key)
+        only_a_mark = _ONE & (records.c.status == int(Status.PROCESSING)) & (records.c.crash_attempts == 1)
+        if not self._run(delete(records).where(only_a_mark), at).rowcount:
+            counted = _ONE & (records.c.crash_attempts > 0)
+            self._run(update(records).where(counted).values(crash_attempts=records.c.crash_attempts - 1), at)
+
     def attempts(self, scope: Scope, biz_key: str) -> int:
         """The attempts stored for a record."""
         return int(self._run(select(records.c.attempts).where(_ONE), _at(scope, biz_key)).scalar() or 0)

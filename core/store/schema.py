@@ -92,6 +92,8 @@ partition_owner = Table(
     Column("paused", TEXT, nullable=True),  # why nothing of it is consumed; NULL when it is
     Column("parked_rows", BigInteger, nullable=False, server_default="0"),  # of parked_message, whatever their place
     Column("parked_bytes", BigInteger, nullable=False, server_default="0"),  # of their bodies
+    Column("visitor", exact(MAX_OWNER), nullable=True),  # a daemon that runs what is due; it owns nothing
+    Column("visit_until", MICROSECONDS, nullable=False, server_default="0"),
     Column("full", Boolean, nullable=False, server_default="0"),  # its owner waits for room in the parking
     mysql_engine="InnoDB",
 )

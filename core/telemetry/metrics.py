@@ -100,9 +100,8 @@ class MetricsObserver:
 
     def _measure_message(self, verdict: Verdict, labels: Labels, now: float) -> None:
         task = verdict.task
-        # Until `Task` has the field, nothing is measured; a message that wasn't run has 0.
-        if handler_s := getattr(task, "handler_s", 0.0):
-            self._measure("seriatim_handler_seconds", labels, handler_s)
+        if task.handler_s and task.handler is not None:  # one that couldn't be run has none
+            self._measure("seriatim_handler_seconds", labels, task.handler_s)
         if task.row is None:
             self._measure("seriatim_received_to_committed_seconds", labels, now - task.received_at / MICROSECOND)
         if verdict.outcome in _EFFECTS:

@@ -23,6 +23,7 @@ from seriatim.core.errors import StoreUnavailable
 from seriatim.core.message import Delivery
 from seriatim.core.store import open_store
 from seriatim.core.store.port import Scope
+from seriatim.core.store.records import SqlRecords
 
 ONE_BY_ONE = Policy(tries_at_once=1, max_attempts=1_000, backoff=Backoff(base_s=0.02, cap_s=0.05))
 
@@ -545,3 +546,45 @@ def test_run_refuses_a_retention_that_is_too_short(tmp_path):
     write_program(tmp_path, 'app.topic("orders", partitions=1).on("step")(lambda event, ctx: None)')
     told = here(rig.folder, "run", "shop:app", "--compensate", SERIATIM_RETENTION_S="60")
     assert (told.code, "keep records for" in told.err) == (2, True), told
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_a_visit_that_came_too_late_leaves_no_crash_mark(rig, monkeypatch, bad):
+    """Nothing was run: or three daemons that were overtaken would have a message taken for a killer."""
+    app = rig.app()
+    orders, _, calls = flaky(app, policy=LATER, partitions=1)
+    rig.send(orders, "a", biz_key="a/0", bad=1)
+    rig.send(orders, "a", biz_key="a/1")
+    rig.run(app)
+    head = "a/0" if bad else "a/1"
+    if not bad:  # its follower is the head, and has no record yet
+        rig.write("DELETE FROM parked_message WHERE biz_key = 'a/0'")
+        rig.write("UPDATE parked_key SET depth = 1")
+    rig.write("UPDATE parked_key SET next_attempt_at = 1")
+    before = rig.record(head)
+    calls.clear()
+    mark = SqlRecords.mark_crash
+
+    def overtaken(self, scope, record, now):
+        marked = mark(self, scope, record, now)
+        monkeypatch.setattr(SqlRecords, "mark_crash", mark)
+        overtake.append(record.biz_key)
+        return marked
+
+    overtake = []
+    monkeypatch.setattr(SqlRecords, "mark_crash", overtaken)
+    with closing(open_store(rig.store)) as store, closing(store.session()) as session:
+        runner = Direct(session, "shop", [orders], Witness())
+        transactor = runner._transactors[0]  # noqa: SLF001 - between its mark and its run
+        execute = type(transactor).execute
+
+        def late(self, parts, **options):
+            rig.write("UPDATE partition_owner SET effect = effect + 1")
+            return execute(self, parts, **options)
+
+        monkeypatch.setattr(type(transactor), "execute", late)
+        assert runner.run()
+    assert overtake == [head]
+    assert not calls
+    assert rig.record(head) == before
+    assert rig.rows("SELECT sum(crash_attempts) FROM idempotent_record WHERE biz_key = ?", head) in ([(0,)], [(None,)])
