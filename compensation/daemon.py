@@ -15,6 +15,7 @@ from seriatim.compensation.watching import Watch
 from seriatim.core.app import App
 from seriatim.core.broker import Broker
 from seriatim.core.decision import Policy
+from seriatim.core.locking.database import purge
 from seriatim.core.observer import Observer
 from seriatim.core.optional import OptionalParts
 from seriatim.core.settings import Settings
@@ -51,6 +52,8 @@ def make_engine(
         policies = [topic.policy for topic in topics] or [Policy()]
         check_retention(settings.retention_s, horizon(settings.redelivery_s, policies))
         purging = store.session()
+        retention_s = settings.retention_s
+        chores.append(Chore("purge of locks", PURGE_EVERY_S, lambda: purge(store, retention_s) > 0))
         chores.append(Chore("purge", PURGE_EVERY_S, Purge(purging, settings.retention_s).step, purging.close))
     if direct and app is not None:
         running = store.session()

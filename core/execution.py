@@ -167,7 +167,8 @@ class Execution:
         view = View(policy=self.topic.policy, now=now, keep_body=self.topic.keep_body)
         unknown = [biz_key for biz_key in biz_keys if biz_key not in self.known]
         view.records = {**self.known, **self.session.records.look_up(self.scope, unknown)}
-        view.read_through = {part.holding.partition: part.holding.read_through or 0 for part in self.parts}
+        if not self.visiting:  # only its lane gives an early message up
+            view.read_through = {part.holding.partition: part.holding.read_through or 0 for part in self.parts}
         if self.thorough or any(part.holding.outlook.any_keys or part.aside for part in self.parts):
             keys = {task.arrival.sharding_key for task in self._tasks() if task.arrival.sharding_key is not None}
             view.keys = self.session.parking.keys(self.scope, keys)

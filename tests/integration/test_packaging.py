@@ -13,7 +13,14 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = ("seriatim/adapters/", "seriatim/contract/", "seriatim/core/store/mysql")
+EXTRAS = (
+    "seriatim/adapters/",
+    "seriatim/contract/",
+    "seriatim/core/store/mysql",
+    "seriatim/core/beside/redis",
+    "seriatim/core/filtering/redis",
+    "seriatim/core/locking/redis",
+)
 
 
 def run(*command: object, cwd: Path) -> str:
