@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -266,13 +267,15 @@ def _read_options(url: URL) -> dict[str, Any]:
         options["unix_socket"] = given["unix_socket"]
     if "one_writer" in given:
         options["one_writer"] = _truth("one_writer", given["one_writer"])
+    if not _truth("ssl", given.get("ssl", "true")):
+        return options | {"ssl_disabled": True}
     context = _tls(given)
     return options if context is None else options | {"ssl": context}
 
 
 def _tls(given: dict[str, str]) -> ssl.SSLContext | None:
     """The TLS that a URL asks for: with any of its options the server is verified, unless ssl_verify=false."""
-    if not (given.keys() & {*_TLS}) or not _truth("ssl", given.get("ssl", "true")):
+    if not (given.keys() & {*_TLS}):
         return None
     try:
         context = ssl.create_default_context(cafile=given.get("ssl_ca"))
@@ -298,6 +301,14 @@ def _truth(name: str, value: str) -> bool:
     return _WORDS[value.lower()]
 
 
+@cache
+def _opportunistic() -> ssl.SSLContext:
+    """One for all connections that verify nobody: the driver makes one for each, and reads every authority for it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 # -- connections that are kept alive
 
 
@@ -321,6 +332,10 @@ class _Connection(DriverConnection):
         self._used_at = time.monotonic()
         self._began_at: float | None = None
         super().__init__(**named)
+
+    def _create_ssl_ctx(self, wanted: Any) -> ssl.SSLContext:
+        """What TLS is made with; where none was asked for, the driver uses it if the server has it, unverified."""
+        return super()._create_ssl_ctx(wanted) if wanted else _opportunistic()  # type: ignore[misc]
 
     def query(self, sql: Any, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - the driver's own signature
         """Send a statement. One that the server wouldn't take is refused here: there it would cost the connection."""

@@ -301,8 +301,15 @@ class SqlSession:
             connection.detach()
 
     def locking(self, query: Select[Any]) -> Select[Any]:
-        """`query` as a locking read."""
-        return self._dialect.lock(query, wait=True)
+        """`query` as a locking read.
+
+        Raises:
+            StoreUnavailable: it needs to know the table's indexes, and the database can't be asked.
+        """
+        try:
+            return self._dialect.lock(query, wait=True)
+        except SQLAlchemyError as error:
+            raise mapped(error, self._dialect) from error
 
     def classify(self, error: BaseException) -> Fault:
         """Whose fault a database error is."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-
-from sqlalchemy import event
 
 from seriatim.compensation.direct import Direct
 from seriatim.core.broker import Batch, Capabilities, Notice, NoticeKind
@@ -17,7 +14,7 @@ from seriatim.core.holding import Holding
 from seriatim.core.message import Delivery, Position
 from seriatim.core.passing import Limits
 from seriatim.core.sizing import BatchSize
-from seriatim.core.store import open_store
+from seriatim.core.store import SqlStore
 from seriatim.core.store.port import Scope
 from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
@@ -92,27 +89,53 @@ class Died(BaseException):
     """The process is killed here."""
 
 
-class Faults:
-    """What goes wrong with an engine's statements, and when."""
+EXECUTE = ("do_execute", "do_executemany", "do_execute_no_params")  #: how a dialect of the toolkit's executes
 
-    def __init__(self, engine: Any) -> None:
+
+class Faults:
+    """What goes wrong with a store's statements, and when. The store itself is one on SQLite here."""
+
+    statements: tuple[str, ...] = ("die", "die", "fail")  #: what may happen at any statement
+    commits: tuple[str, ...] = ("died", "done and died", "unknown", "unknown", "done and unknown")
+
+    def __init__(self, store: SqlStore) -> None:
+        self.session = store.session()  #: what the process works with
         self.dead = False
         self.after = -1  #: statements until it happens
         self.what = ""
         self.at_commit = ""
         self.interruption: Callable[[], None] | None = None
-        self.in_its_turn: Callable[[], bool] = lambda: False
-        self._dialect = engine.dialect
-        for name in ("do_execute", "do_executemany", "do_execute_no_params"):
-            setattr(self._dialect, name, self._before(getattr(self._dialect, name)))
-        self._dialect.do_commit = self._commit(self._dialect.do_commit)
+        dialect = store._engine.dialect  # noqa: SLF001 - a process is killed from outside
+        for name in EXECUTE:
+            setattr(dialect, name, self._before(getattr(dialect, name)))
+        dialect.do_commit = self._commit(dialect.do_commit)  # type: ignore[method-assign]
+
+    # -- what differs from database to database
+
+    def in_its_turn(self) -> bool:
+        """Whether somebody else who acts now would wait for this process."""
+        return self.session._exclusive._lock.held  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def failure(self, what: str) -> Exception:
+        """What the driver raises, once it has happened."""
+        del what
+        return sqlite3.OperationalError("disk I/O error")
+
+    def vanish(self) -> None:
+        """What the system does at the moment when the process is killed."""
+
+    def over(self) -> None:
+        """Nothing goes wrong any more, and what went wrong has come to its end."""
+        self.disarm()
+
+    # -- when
 
     def arm(self, what: str, after: int) -> None:
-        """`what` is "die" or "fail" at a statement, or one of those at the next commit: see `_commit`."""
-        if what in ("die", "fail"):
-            self.what, self.after = what, after
-        else:
+        """`what` is to happen at a statement, or is one of `commits` and happens at one."""
+        if what in self.commits:
             self.at_commit, self.after = what, after
+        else:
+            self.what, self.after = what, after
 
     def interrupt(self, action: Callable[[], None], after: int) -> None:
         """Somebody else acts before a statement, the first after so many at which this process has no turn to write."""
@@ -145,8 +168,9 @@ class Faults:
         self.disarm()
         if what == "die":
             self.dead = True
+            self.vanish()
             raise Died
-        raise sqlite3.OperationalError("disk I/O error")
+        raise self.failure(what)
 
     def _commit(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
         def commit(connection: Any) -> None:
@@ -156,12 +180,9 @@ class Faults:
             if what in ("", "done and died", "done and unknown"):
                 call(connection)
             if what:
-                self._happen("die" if what in ("done and died", "died") else "fail")
+                self._happen("die" if what in ("done and died", "died") else what)
 
         return commit
-
-
-COMMITS = ("died", "done and died", "unknown", "unknown", "done and unknown")
 
 
 class Quiet:
@@ -180,16 +201,12 @@ class Quiet:
 class Process:
     """A process with one lane and a keeper that does as it is told."""
 
-    def __init__(
-        self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic, log: Log, *, size: int
-    ) -> None:
+    def __init__(self, store: SqlStore, faults: Faults, scope: Scope, topic: Topic, log: Log, *, size: int) -> None:
         self.scope = scope
-        self.store = open_store(f"sqlite:///{path}", clock=clock, lock_timeout_s=5.0)
-        self.faults = Faults(self.store._engine)  # noqa: SLF001 - a process is killed from outside
-        event.listen(self.store._engine, "connect", _hurry)  # noqa: SLF001
-        self.session = self.store.session()
-        self.keeper = self.store.session()
-        self.faults.in_its_turn = lambda: self.session._exclusive._lock.held  # noqa: SLF001
+        self.store = store
+        self.faults = faults
+        self.session = faults.session
+        self.keeper = store.session()
         self.observer = Quiet()
         transactor = Transactor(
             scope=scope,
@@ -235,6 +252,7 @@ class Process:
 
     def bury(self) -> None:
         """What the system does for a process that is gone: its connections end, its locks go."""
+        self.faults.over()
         self.faults.dead = False
         for session in (self.session, self.keeper):
             with suppress(Exception):
@@ -245,13 +263,11 @@ class Process:
 class Daemon:
     """A process that runs what is due, and owns nothing."""
 
-    def __init__(self, path: Path, clock: Callable[[], int], scope: Scope, topic: Topic) -> None:
+    def __init__(self, store: SqlStore, faults: Faults, scope: Scope, topic: Topic) -> None:
         self.scope = scope
-        self.store = open_store(f"sqlite:///{path}", clock=clock, lock_timeout_s=5.0)
-        self.faults = Faults(self.store._engine)  # noqa: SLF001 - a process is killed from outside
-        event.listen(self.store._engine, "connect", _hurry)  # noqa: SLF001
-        self.session = self.store.session()
-        self.faults.in_its_turn = lambda: self.session._exclusive._lock.held  # noqa: SLF001
+        self.store = store
+        self.faults = faults
+        self.session = faults.session
         self.runner = Direct(self.session, scope.group, [topic], Quiet())
 
     def epoch(self, partition: str) -> int:
@@ -260,11 +276,8 @@ class Daemon:
 
     def bury(self) -> None:
         """What the system does for a process that is gone."""
+        self.faults.over()
         self.faults.dead = False
         with suppress(Exception):
             self.session.close()
         self.store.close()
-
-
-def _hurry(connection: sqlite3.Connection, _: object) -> None:
-    connection.execute("PRAGMA synchronous = OFF").close()  # no power fails here

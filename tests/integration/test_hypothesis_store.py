@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import event, insert, select, text, update
 
 from seriatim.compensation import verbs
 from seriatim.core import execution as execution_module
@@ -27,7 +27,7 @@ from seriatim.core import view as view_module
 from seriatim.core.decision import FREE, Action, KeyStanding, Outcome, Place, Reason, Status
 from seriatim.core.errors import SeriatimError, StoreError, StoreUnavailable
 from seriatim.core.handler import Early, Reject, Retry
-from seriatim.core.store import open_store
+from seriatim.core.store import SqlStore, open_store
 from seriatim.core.store.leases import SqlLeases
 from seriatim.core.store.parking import SqlParking, parked_message
 from seriatim.core.store.port import MICROSECOND, Outlook, Scope, Writes
@@ -41,11 +41,21 @@ from seriatim.core.transactor import Transactor
 
 from ..unit.promises import Effect, Picture, RecordRow, broken, unended  # noqa: TID252
 from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, focused, hunting, released, skipped  # noqa: TID252
-from .lanes import COMMITS, TTL, Daemon, Died, Log, Process  # noqa: TID252
+from .lanes import TTL, Daemon, Died, Faults, Log, Process  # noqa: TID252
 
 SCOPE = Scope("warehouse", TOPIC)
-LEDGER = "CREATE TABLE ledger (n INTEGER PRIMARY KEY AUTOINCREMENT, biz_key, key, partition, body, epoch)"
+LEDGER = "CREATE TABLE ledger (n INTEGER PRIMARY KEY AUTOINCREMENT, biz_key, sharding_key, home, body, epoch)"
 PROCESSES = st.sampled_from(["owner", "owner", "owner", 0, 1, 2])
+
+
+def accidents(faults):
+    """What may go wrong, and at which statement or commit."""
+    at_a_statement = st.tuples(st.sampled_from(faults.statements), st.integers(0, 30))
+    return at_a_statement | st.tuples(st.sampled_from(faults.commits), st.integers(0, 1))
+
+
+def _hurry(connection, _):
+    connection.execute("PRAGMA synchronous = OFF").close()  # no power fails here
 
 
 def _template() -> Path:
@@ -72,10 +82,10 @@ class StoreMachine(Stream):
     """Processes, an operator and what happens to them."""
 
     template: Path
+    faults = Faults
 
     def __init__(self):
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="seriatim-story-"))
         self.held: dict[str, int] = {}
         self.processes: list[Process] = []
         self.stamps: dict[str, int] = {}
@@ -86,11 +96,30 @@ class StoreMachine(Stream):
         self.size = size
 
     def set_up(self):
-        shutil.copy(self.template / "store.db", self.folder / "store.db")
+        self.make_database()
         self.topic = Topic(TOPIC, ("0", "1"), policy=self.policy)
         self.topic.on("*")(self._handle)
+        self.operator = self.open_store()
+
+    # -- the database
+
+    def make_database(self):
+        """A store with the topic declared and the ledger, both empty; `reader` reads it as it is."""
+        self.folder = Path(tempfile.mkdtemp(prefix="seriatim-story-"))
+        shutil.copy(self.template / "store.db", self.folder / "store.db")
         self.reader = sqlite3.connect(self.folder / "store.db", isolation_level=None)
-        self.operator = open_store(f"sqlite:///{self.folder}/store.db", clock=lambda: self.now)
+
+    def open_store(self) -> SqlStore:
+        """As a process of its own opens it; its time is `now`."""
+        store = open_store(f"sqlite:///{self.folder}/store.db", clock=lambda: self.now, lock_timeout_s=5.0)
+        event.listen(store._engine, "connect", _hurry)  # noqa: SLF001
+        return store
+
+    def drop_database(self):
+        self.reader.close()
+        shutil.rmtree(self.folder)
+
+    # -- handlers
 
     def _handle(self, _event, context):
         """The handler of every message: it writes, and then does what its mood is."""
@@ -102,8 +131,8 @@ class StoreMachine(Stream):
                 raise Early(waiting_for=needs)
         values = {
             "biz_key": message.biz_key,
-            "key": message.sharding_key,
-            "partition": context.partition,
+            "sharding_key": message.sharding_key,
+            "home": context.partition,
             "body": message.body,
             "epoch": self.acting.epoch(context.partition),
         }
@@ -131,7 +160,12 @@ class StoreMachine(Stream):
         return self.acting
 
     def _start_process(self) -> Process:
-        return Process(self.folder / "store.db", lambda: self.now, SCOPE, self.topic, self.log, size=self.size)
+        store = self.open_store()
+        return Process(store, self.faults(store), SCOPE, self.topic, self.log, size=self.size)
+
+    def _start_daemon(self) -> Daemon:
+        store = self.open_store()
+        return Daemon(store, self.faults(store), SCOPE, self.topic)
 
     @rule(number=PROCESSES, partition=st.sampled_from("01"))
     def give(self, number, partition):
@@ -168,8 +202,7 @@ class StoreMachine(Stream):
 
     @rule(
         number=PROCESSES,
-        accident=st.tuples(st.sampled_from(["die", "die", "fail"]), st.integers(0, 30))
-        | st.tuples(st.sampled_from(COMMITS), st.integers(0, 1)),
+        accident=accidents(Faults),
         messages=MESSAGES,
     )
     def work_until_an_accident(self, number, accident, messages):
@@ -191,7 +224,7 @@ class StoreMachine(Stream):
         process.claim_what_is_free()
         process.faults.interrupt(lambda: self._try_verb(verb, key), after)
         process.work(read_stamps=False)
-        process.faults.disarm()
+        process.faults.over()
 
     def _try_verb(self, verb, key):
         if verb == "hold":
@@ -211,23 +244,23 @@ class StoreMachine(Stream):
                 self.processes[self.processes.index(process)] = self._start_process()
             elif not isinstance(error, StoreUnavailable):  # at that the lane pauses, and works again later
                 raise
-        process.faults.disarm()
+        process.faults.over()
 
     # -- a daemon
 
     @rule(
         after=st.integers(0, 40),
-        what=st.sampled_from(["", "", "die", "fail", *COMMITS]),
+        what=st.sampled_from(["", "", *Faults.statements, *Faults.commits]),
         hours=st.sampled_from([0, 1]),
         beside=st.booleans(),
     )
     def a_daemon_runs_what_is_due(self, after, what, hours, beside):
         """It may die at any statement, or lose its store; a lane that knows nothing of it goes on after it."""
         self.now += hours * 3600 * MICROSECOND
-        daemon = Daemon(self.folder / "store.db", lambda: self.now, SCOPE, self.topic)
+        daemon = self._start_daemon()
         self.acting = daemon
         if what:
-            daemon.faults.arm(what, after % 2 if what in COMMITS else after)
+            daemon.faults.arm(what, after % 2 if what in self.faults.commits else after)
         try:
             daemon.runner.run()
         except (Died, StoreError) as error:
@@ -243,7 +276,7 @@ class StoreMachine(Stream):
         self.now += hours * 3600 * MICROSECOND
         process = self._process(number)
         process.claim_what_is_free()
-        daemon = Daemon(self.folder / "store.db", lambda: self.now, SCOPE, self.topic)
+        daemon = self._start_daemon()
         acts = {process: lambda: process.work(read_stamps=False), daemon: daemon.runner.run}
         first, second = (process, daemon) if lane_first else (daemon, process)
 
@@ -255,7 +288,7 @@ class StoreMachine(Stream):
         first.faults.interrupt(meet, after)
         self.acting = first
         acts[first]()
-        first.faults.disarm()
+        first.faults.over()
         daemon.bury()
 
     # -- an operator
@@ -331,7 +364,7 @@ class StoreMachine(Stream):
             return
         self._send(self._new(key, "ok"))
         self._stand(key, lambda standing, _dead: replace(standing, held=True))
-        self.held[key] = self.reader.execute("SELECT count(*) FROM ledger WHERE key = ?", [key]).fetchone()[0]
+        self.held[key] = self.reader.execute("SELECT count(*) FROM ledger WHERE sharding_key = ?", [key]).fetchone()[0]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -358,7 +391,7 @@ class StoreMachine(Stream):
 
     @invariant()
     def promises_hold(self):
-        if not hasattr(self, "reader") or not hasattr(self, "log"):
+        if not hasattr(self, "operator") or not hasattr(self, "log"):
             return
         assert broken(self._picture()) == []
         for partition, effect in self.reader.execute("SELECT partition_id, effect FROM partition_owner"):
@@ -376,7 +409,7 @@ class StoreMachine(Stream):
             handled = {partition: 0 if offset is None else int(offset) + 1 for partition, offset in positions}
         with self.operator.read() as connection:
             rows = [parked_message(row) for row in connection.execute(select(parked_message_table).order_by("id"))]
-        ledger = self.reader.execute("SELECT biz_key, key, partition, body, epoch FROM ledger ORDER BY n")
+        ledger = self.reader.execute("SELECT biz_key, sharding_key, home, body, epoch FROM ledger ORDER BY n")
         return Picture(
             policy=self.policy,
             sent=self.sent,
@@ -410,15 +443,14 @@ class StoreMachine(Stream):
 
     def teardown(self):
         try:
-            if hasattr(self, "reader") and hasattr(self, "log"):
+            if hasattr(self, "operator") and hasattr(self, "log"):
                 self._come_to_an_end()
         finally:
             for process in self.processes:
                 process.bury()
-            if hasattr(self, "reader"):
-                self.reader.close()
+            if hasattr(self, "operator"):
                 self.operator.close()
-            shutil.rmtree(self.folder)
+                self.drop_database()
 
     def _come_to_an_end(self):
         """Once causes are mended and holds released, one process finishes everything but what the dead block."""

@@ -559,6 +559,17 @@ def connection_id(session):
     return session.run(text("SELECT CONNECTION_ID()")).scalar_one()
 
 
+def test_connections_share_what_tls_is_made_with(session, other):
+    """The driver would read every authority of the system for each: 70 ms of work."""
+    first, second = (one.connection.connection.driver_connection for one in (session, other))
+    assert first.ctx is second.ctx
+
+
+def test_no_tls_means_none(shared):
+    with closing(open_store(f"{shared.url}?ssl=false")) as store, store.read() as connection:
+        assert not connection.connection.driver_connection.ssl
+
+
 @pytest.mark.parametrize("folds", [True, False])
 def test_many_updates_in_one_statement_do_what_they_do_one_by_one(store, session, monkeypatch, folds):
     """The finish of a batch and the fence of many partitions, with everything that may vary between their rows."""
