@@ -6,6 +6,7 @@ import typer
 
 from seriatim.cli.audit import audit
 from seriatim.cli.compensate import compensate
+from seriatim.cli.parked import app as parked
 from seriatim.cli.replay import replay
 from seriatim.cli.resume import resume
 from seriatim.cli.route import route
@@ -13,6 +14,7 @@ from seriatim.cli.run import run
 from seriatim.cli.state_graph import state_graph
 from seriatim.cli.status import status
 from seriatim.cli.store import init, schema
+from seriatim.cli.trace import trace
 
 app = typer.Typer(
     name="seriatim",
@@ -27,6 +29,8 @@ app.command()(route)
 app.command()(init)
 app.command()(schema)
 app.command()(status)
+app.add_typer(parked)
+app.command()(trace)
 app.command()(resume)
 app.command()(replay)
 app.command()(audit)

@@ -1,14 +1,16 @@
 """What is blocked, since when, behind what, why, and what will be tried when: read from the store, for a person.
 
-Plain reads on one snapshot, which stop no writer. Every list is bounded, the totals aren't.
+Plain reads on one snapshot, which stop no writer. Every list is bounded, the totals aren't: they read the keys once,
+and of each blocked key its head through the index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Table, case, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, case, func, select
 
 from seriatim.core.decision import Place
 from seriatim.core.store import SqlStore
@@ -68,28 +70,56 @@ class PartitionLine:
     position: str | None
     paused: str | None
     duplicates: int
+    parked_rows: int = 0
+    parked_bytes: int = 0
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FailureClass:
+    """Blocked keys whose heads failed alike. `since` is when the first was blocked, `parked_id` the head of one."""
+
+    group: str
+    topic: str
+    reason: str
+    type: str | None
+    error_type: str | None
+    keys: int
+    dead: int
+    since: int
+    parked_id: int
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """How much is parked in all."""
+    """How much is parked in all: keys and messages. `parked_rows` and `parked_bytes` count all of parking."""
 
     blocked_keys: int
     waiting: int
     dead_heads: int
     aside: int
     closed: int
+    held: int = 0
+    parked_rows: int = 0
+    parked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How everything stands at `now`."""
+    """How everything stands at `now`. `classes` are of all blocked keys, the largest first, up to a limit."""
 
     now: int
     totals: Totals
     blocked: Sequence[BlockedKey]
     aside: Sequence[EarlyMessage]
     partitions: Sequence[PartitionLine]
+    classes: Sequence[FailureClass] = ()
+    more_classes: int = 0
+
+
+CLASSES = 8  #: failure classes that are listed
+MAX_CLASSES = 1_000  #: … and that are told apart
 
 
 def standing(store: SqlStore, *, group: str | None = None, topic: str | None = None, limit: int = 20) -> Standing:
@@ -100,12 +130,17 @@ def standing(store: SqlStore, *, group: str | None = None, topic: str | None = N
     """
     with store.read() as connection:
         now = int(connection.execute(select(store.dialect.now())).scalar_one())
+        partitions = _partitions(connection, group, topic)
+        totals = _totals(connection, group, topic, partitions)
+        classes = connection.execute(classes_query(group, topic)).all()
         return Standing(
             now=now,
-            totals=_totals(connection, group, topic),
+            totals=totals,
             blocked=_blocked(connection, group, topic, limit),
-            aside=_aside(connection, group, topic, limit),
-            partitions=_partitions(connection, group, topic),
+            aside=_aside(connection, group, topic, limit) if totals.aside else [],
+            partitions=partitions,
+            classes=[_class(connection, row) for row in classes[:CLASSES]],
+            more_classes=max(0, len(classes) - CLASSES),
         )
 
 
@@ -114,7 +149,9 @@ def _of(table: Table, group: str | None, topic: str | None) -> list[ColumnElemen
     return [column == value for column, value in wanted if value is not None]
 
 
-def _totals(connection: Connection, group: str | None, topic: str | None) -> Totals:
+def _totals(
+    connection: Connection, group: str | None, topic: str | None, partitions: Sequence[PartitionLine]
+) -> Totals:
     blocked = keys.c.depth > 0
     dead = blocked & keys.c.next_attempt_at.is_(None) & ~keys.c.held
     row = connection.execute(
@@ -123,15 +160,76 @@ def _totals(connection: Connection, group: str | None, topic: str | None) -> Tot
             func.coalesce(func.sum(keys.c.depth), 0),
             func.coalesce(func.sum(case((dead, 1), else_=0)), 0),
             func.coalesce(func.sum(keys.c.aside), 0),
+            func.coalesce(func.sum(case((keys.c.held, 1), else_=0)), 0),
         ).where(*_of(keys, group, topic))
     ).one()
-    closed = connection.execute(
+    blocked_keys, waiting, dead_heads, aside, held = (int(value) for value in row)
+    return Totals(
+        blocked_keys=blocked_keys,
+        waiting=waiting,
+        dead_heads=dead_heads,
+        aside=aside,
+        closed=int(connection.execute(closed_query(group, topic)).scalar_one()),
+        held=held,
+        parked_rows=sum(line.parked_rows for line in partitions),
+        parked_bytes=sum(line.parked_bytes for line in partitions),
+    )
+
+
+def closed_query(group: str | None, topic: str | None) -> Select[Any]:
+    """How much is kept that nothing tries: by the index alone, no body is read."""
+    return (
         select(func.count())
         .select_from(messages)
         .where(*_of(messages, group, topic), messages.c.place == Place.CLOSED.value)
-    ).scalar_one()
-    blocked_keys, waiting, dead_heads, aside = (int(value) for value in row)
-    return Totals(blocked_keys, waiting, dead_heads, aside, int(closed))
+    )
+
+
+def classes_query(group: str | None, topic: str | None) -> Select[Any]:
+    """Blocked keys by what their heads failed of: of each key the head alone is read, through the index."""
+    heads = messages.alias("heads")
+    first = (
+        select(func.min(messages.c.id))
+        .where(
+            messages.c.consumer_group == keys.c.consumer_group,
+            messages.c.topic == keys.c.topic,
+            messages.c.sharding_key == keys.c.sharding_key,
+            messages.c.place == Place.QUEUE.value,
+        )
+        .scalar_subquery()
+    )
+    alike = (keys.c.consumer_group, keys.c.topic, heads.c.reason, heads.c.message_type, heads.c.error_type)
+    count = func.count()
+    return (
+        select(
+            *alike,
+            count.label("keys"),
+            func.sum(case((keys.c.next_attempt_at.is_(None) & ~keys.c.held, 1), else_=0)).label("dead"),
+            func.min(keys.c.since).label("since"),
+            func.min(heads.c.id).label("parked_id"),
+        )
+        .select_from(keys.join(heads, heads.c.id == first))
+        .where(*_of(keys, group, topic), keys.c.depth > 0)
+        .group_by(*alike)
+        .order_by(count.desc(), func.min(heads.c.id))
+        .limit(MAX_CLASSES)
+    )
+
+
+def _class(connection: Connection, row: Any) -> FailureClass:
+    error = connection.execute(select(messages.c.error).where(messages.c.id == row.parked_id)).scalar()
+    return FailureClass(
+        group=row.consumer_group,
+        topic=row.topic,
+        reason=row.reason,
+        type=row.message_type,
+        error_type=row.error_type,
+        keys=int(row.keys),
+        dead=int(row.dead),
+        since=row.since,
+        parked_id=row.parked_id,
+        error=error,
+    )
 
 
 def _blocked(connection: Connection, group: str | None, topic: str | None, limit: int) -> list[BlockedKey]:
@@ -211,6 +309,9 @@ def _partitions(connection: Connection, group: str | None, topic: str | None) ->
             owners.c.position,
             owners.c.paused,
             owners.c.duplicates,
+            owners.c.parked_rows,
+            owners.c.parked_bytes,
+            owners.c.full,
         )
         .outerjoin(
             members,

@@ -210,7 +210,7 @@ class Execution:
 
     def _pass(self, view: View, done: Executed, *, safe: bool) -> None:
         tx = HandlerTransaction(self.session.connection, self.session.classify)
-        guard = Guard(self.session.run, self.session.locking, together=not safe)
+        guard = Guard(self.session.run, self.session.run_each, self.session.locking, together=not safe)
         runner = Pass(
             session=self.session,
             scope=self.scope,

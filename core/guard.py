@@ -7,7 +7,7 @@ second message of an entity needs no second read. Statements are built once and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,13 +50,15 @@ class MoveRefused(Exception):
 
 @dataclass(slots=True)
 class Guard:
-    """The business rows of one transaction. `run` executes a statement, `lock` makes a read a locking one.
+    """The business rows of one transaction.
 
-    `together`: moves of existing rows are gathered and written set-wise by `flush`; otherwise each is written at once.
-    A new row is always made at once, since its handler may refer to it.
+    `run` executes a statement, `run_each` an UPDATE for several rows, `lock` makes a read a locking one. `together`:
+    moves of existing rows are gathered and written set-wise by `flush`; otherwise each is written at once. A new row
+    is always made at once, since its handler may refer to it.
     """
 
     run: Callable[..., Any]
+    run_each: Callable[[Update, Sequence[Mapping[str, Any]]], int]
     lock: Callable[[Any], Any]
     together: bool = False
     _known: dict[tuple[str, str, str], tuple[Current, int]] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Guard:
         for transition, group in groupby(self._gathered, key=lambda gathered: gathered[0]):
             params = [values for _, values in group]
             try:
-                moved = self.run(_update(transition), params).rowcount
+                moved = self.run_each(_update(transition), params)
             except (StoreUnavailable, Contention):
                 raise
             except StoreError as error:  # one of them is at fault; written one by one, it will be told

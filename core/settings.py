@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     workers: int = Field(default=1, ge=1, le=64)
     lease_s: float = Field(default=10.0, ge=0.3, le=3600)
     batch_size: int = Field(default=100, ge=1, le=10_000)
-    batch_ms: float = Field(default=20.0, ge=1, le=60_000)
+    batch_ms: float = Field(default=50.0, ge=1, le=60_000)
     stop_s: float = Field(default=30.0, ge=0, le=3600)
     lock: str = "database"
     lock_ttl_s: float = Field(default=30.0, ge=0.1, le=86_400)

@@ -43,7 +43,7 @@ class WorkerOptions:
     lanes: int = 1
     lease_s: float = 10.0
     batch_size: int = 100
-    batch_s: float = 0.02
+    batch_s: float = 0.05
     max_response: int = 64 * 1024
     stop_s: float = 30.0
 

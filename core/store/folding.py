@@ -3,18 +3,24 @@
 ``UPDATE t SET a = %s WHERE k = %s``, to be executed with a list of parameters, becomes
 ``UPDATE (SELECT %s AS a, %s AS k UNION ALL SELECT %s, %s …) AS v STRAIGHT_JOIN t ON t.k = v.k SET a = v.a``.
 The rows are visited, and locked, in the order in which they are given. Each row of the table is written once, so the
-parameters must lead to different rows. Measured on MariaDB 10.11 over loopback: 100 rows in 25 ms instead of 80.
+parameters must lead to different rows. Measured on MariaDB 10.11 over loopback: 100 rows in 6.5 ms instead of 20.
+
+Where nothing but the key varies, ``… WHERE k IN (%s, …)`` does it, held to the index of the key: left to itself, the
+server reads the whole of a small table and locks it. That form serves tables of other people's, too: a literal takes on
+the collation of the column that it is compared with, a joined column does not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Update
 from sqlalchemy.engine import Dialect
+
+from seriatim.core.store import schema
 
 FEWEST = 3  #: rows from which it pays
 MOST_ROWS = 500
@@ -28,28 +34,69 @@ _UPDATE = re.compile(r"UPDATE (?P<table>\S+) SET (?P<sets>.*) WHERE (?P<where>.*
 class Folded:
     """A statement that can be executed for many rows at once; `sets` and `where` have their parameters by name.
 
-    `constants` are the values of parameters that no row gives.
+    `constants` are the values of parameters that no row gives; `ours` says that the table's collations are known.
     """
 
     table: str
     sets: str
     where: str
     constants: Mapping[str, Any]
+    ours: bool
 
     def fits(self, rows: Sequence[Mapping[str, Any]]) -> bool:
         """Whether these rows may share a statement: not too few, too many or too large, and each another row."""
         if not FEWEST <= len(rows) <= MOST_ROWS:
             return False
         keys = _NAMED.findall(self.where)
-        if len({tuple(row[key] for key in keys) for row in rows}) < len(rows):
+        if len({tuple(row.get(key) for key in keys) for row in rows}) < len(rows):
             return False
         sizes = (len(value) for row in rows for value in row.values() if isinstance(value, (str, bytes)))
         return sum(sizes) <= MOST_BYTES
 
-    def render(self, rows: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[Any, ...]]:
-        """The statement for these rows and its positional parameters. What all rows share is said once."""
+    def render(
+        self, rows: Sequence[Mapping[str, Any]], index_of: Callable[[str, str], str | None]
+    ) -> tuple[str, tuple[Any, ...]] | None:
+        """The statement for these rows and its positional parameters; None where a table of other people's would join.
+
+        What all rows share is said once. `index_of` gives the name of a table's index by a column.
+        """
         first = {**self.constants, **rows[0]}
         varying = [name for name in rows[0] if any(row[name] != first[name] for row in rows)]
+        key = _key_of(self.where, varying[0]) if len(varying) == 1 and self._names(varying[0]) == 1 else None
+        if key is not None:
+            return self._listed(rows, first, key, index_of(self.table.strip("`"), key))
+        return self._joined(rows, first, varying) if self.ours else None
+
+    def _names(self, name: str) -> int:
+        return _NAMED.findall(f"{self.sets} {self.where}").count(name)
+
+    def _listed(
+        self, rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any], key: str, index: str | None
+    ) -> tuple[str, tuple[Any, ...]] | None:
+        if index is None:
+            return None
+        values: list[Any] = []
+
+        def place(found: re.Match[str]) -> str:
+            values.append(first[found[1]])
+            return "%s"
+
+        sets = _NAMED.sub(place, self.sets)
+        compared = re.search(rf"\S*\b{key}`? = %\((\w+)\)s", self.where)
+        if compared is None:
+            return None
+        before, after = self.where[: compared.start()], self.where[compared.end() :]
+        left = compared[0].split(" = ")[0]
+        head = _NAMED.sub(place, before)
+        values += [row[compared[1]] for row in rows]
+        tail = _NAMED.sub(place, after)
+        listed = ", ".join(["%s"] * len(rows))
+        sql = f"UPDATE {self.table} FORCE INDEX (`{index}`) SET {sets} WHERE {head}{left} IN ({listed}){tail}"  # noqa: S608 - our own names
+        return sql, tuple(values)
+
+    def _joined(
+        self, rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any], varying: Sequence[str]
+    ) -> tuple[str, tuple[Any, ...]]:
         shared: list[Any] = []
 
         def place(found: re.Match[str]) -> str:
@@ -66,6 +113,12 @@ class Folded:
         return sql, (*(row[name] for row in rows for name in varying), *shared)
 
 
+def _key_of(where: str, name: str) -> str | None:
+    """The column that a parameter of the WHERE is compared with."""
+    found = re.search(rf"(\w+)`? = %\({name}\)s", where)
+    return None if found is None else found[1]
+
+
 def fold(statement: Update, dialect: Dialect) -> Folded:
     """The folded form of an UPDATE of one table whose values and conditions are bound by name."""
     compiled = statement.compile(dialect=type(dialect)(paramstyle="pyformat"))  # type: ignore[call-arg]  # every real dialect takes it
@@ -73,4 +126,5 @@ def fold(statement: Update, dialect: Dialect) -> Folded:
     if found is None:
         raise AssertionError(f"can't be folded: {compiled.string}")
     constants = {name: value for name, value in compiled.params.items() if value is not None}
-    return Folded(found["table"], found["sets"], found["where"], constants)
+    ours = found["table"].strip("`") in schema.metadata.tables
+    return Folded(found["table"], found["sets"], found["where"], constants, ours)

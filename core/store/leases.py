@@ -59,6 +59,9 @@ _THE_ROW = (
     & (owners.c.topic == bindparam("at_topic"))
     & (owners.c.partition_id == bindparam("at_partition"))
 )
+_OWNERS = select(*_COLUMNS).where(
+    (owners.c.consumer_group == bindparam("at_group")) & (owners.c.topic == bindparam("at_topic"))
+)
 _OURS = _THE_ROW & (owners.c.owner == bindparam("by_owner")) & (owners.c.epoch == bindparam("by_epoch"))
 
 
@@ -123,7 +126,7 @@ class SqlLeases:
 
     def owners(self, scope: Scope) -> list[OwnerRow]:
         """Every row of the topic."""
-        rows = self._run(select(*_COLUMNS).where(_of(scope)))
+        rows = self._run(_OWNERS, {"at_group": scope.group, "at_topic": scope.topic})
         return sorted((_owner_row(row) for row in rows), key=lambda row: row.partition.encode())
 
     def claim(self, scope: Scope, partition: str, member: str, ttl: int, *, wait: bool = False) -> Claimed | None:

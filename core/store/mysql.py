@@ -211,7 +211,7 @@ class MysqlDialect:
         if folded is None:
             assert self._engine is not None  # folded for sessions of the engine  # noqa: S101
             folded = self._folded[statement] = fold(statement, self._engine.dialect)
-        return folded.render(rows) if folded.fits(rows) else None
+        return folded.render(rows, self.index_of) if folded.fits(rows) else None
 
     def classify(self, error: BaseException) -> Fault:
         """Whose fault a driver's error is, by its code."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, CursorResult, Executable, Select
+from sqlalchemy import Connection, CursorResult, Executable, Select, Update
 
 from seriatim.core.decision import KeyStanding, Outcome, Place, Reason, Record, Status, Waiting
 from seriatim.core.faults import Fault
@@ -365,6 +365,10 @@ class Session(Protocol):
 
     def run(self, statement: Executable, params: Any = None) -> CursorResult[Any]:
         """Execute one statement of our own; outside a transaction it is a read."""
+        ...
+
+    def run_each(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> int:
+        """Execute an UPDATE for each of these parameters, in this order; how many rows it found."""
         ...
 
     def locking(self, query: Select[Any]) -> Select[Any]:
