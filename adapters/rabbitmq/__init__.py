@@ -26,7 +26,10 @@ behind later ones (measured; `channels` and `queue_reader` say how).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pika.adapters.blocking_connection import BlockingConnection
 
 from seriatim.adapters.rabbitmq import manifest, names, topology, troubles
 from seriatim.adapters.rabbitmq.consumer import RabbitConsumer
@@ -40,9 +43,9 @@ from seriatim.core.errors import BrokerError, ConfigurationError
 
 __all__ = ["RabbitBroker"]
 
-_ATTEMPTS = (
-    8  # to declare, while others declare the same: RabbitMQ 3.10 answers 541 or 506 for a stream just being made
-)
+Answer = TypeVar("Answer")
+
+_ATTEMPTS = 8  # RabbitMQ 3.10 answers 541 or 506 for a stream that others are just making, 404 while it starts
 _AGAIN = Backoff(base_s=0.1, cap_s=2.0)
 
 
@@ -59,7 +62,12 @@ class RabbitBroker:
     @property
     def capabilities(self) -> Capabilities:
         """A log where the queues are streams. It may refuse one message and take the next."""
-        return Capabilities(positions=self._settings.queue_type == "stream", partial_refusal=True, max_body=MAX_BODY)
+        return Capabilities(
+            positions=self._settings.queue_type == "stream",
+            partial_refusal=True,
+            max_body=MAX_BODY,
+            silence_s=self._settings.silence_s,
+        )
 
     def declare(self, topic: str, partitions: Sequence[str], group: str | None = None) -> None:
         """Make the topic, and the queues of `group`, where they are missing.
@@ -74,25 +82,15 @@ class RabbitBroker:
         if not partitions:
             raise ConfigurationError(f"topic {topic!r} is declared without partitions: give at least one")
         names.check_topic(self._settings.prefix, topic)
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                with control(self._settings) as connection:
-                    topology.declare(connection, self._settings, topic, partitions, group)
-                    return
-            except BrokerError as error:
-                if attempt == _ATTEMPTS or not troubles.passes(error):
-                    raise
-                time.sleep(_AGAIN.delay(attempt))
+        self._ask(lambda connection: topology.declare(connection, self._settings, topic, partitions, group))
 
     def partitions(self, topic: str) -> tuple[str, ...]:
         """The partitions of `topic` in the order of their declaration; empty where there is no such topic."""
-        with control(self._settings) as connection:
-            return manifest.read(connection, self._settings, topic)
+        return self._ask(lambda connection: manifest.read(connection, self._settings, topic).partitions)
 
     def delete(self, topic: str, groups: Sequence[str] = ()) -> None:
         """Remove a topic with all its messages, and these groups' queues. Consumers are told that they lost them."""
-        with control(self._settings) as connection:
-            topology.delete(connection, self._settings, topic, groups)
+        self._ask(lambda connection: topology.delete(connection, self._settings, topic, groups))
 
     def consumer(self, topic: str, group: str) -> Consumer:
         """A consumer with a connection of its own, closed by the caller."""
@@ -104,3 +102,16 @@ class RabbitBroker:
 
     def close(self) -> None:
         """Nothing is kept open between calls. Idempotent."""
+
+    def _ask(self, what: Callable[[BlockingConnection], Answer]) -> Answer:
+        """Do it on a connection of its own; again, if the server stumbled over what is soon over."""
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                with control(self._settings) as connection:
+                    return what(connection)
+            except BrokerError as error:
+                if not troubles.passes(error):
+                    raise
+                time.sleep(_AGAIN.delay(attempt))
+        with control(self._settings) as connection:
+            return what(connection)

@@ -87,8 +87,9 @@ class RabbitConsumer:
             self._link.cut()  # no answer: the server gets everything back when it sees the socket gone
 
     def _make_reader(self, tray: Tray, position: Position | None) -> _Reader:
-        opener = Opener(self._topic, tray.partition, self._settings.foreign)
-        if self._settings.queue_type == "stream":
+        streams = self._settings.queue_type == "stream"
+        opener = Opener(self._topic, tray.partition, self._settings.foreign, streams=streams)
+        if streams:
             stream = names.stream(self._topic, tray.partition)
             return StreamReader(self._link, self._inbox, tray, opener, stream, position)
         queue = names.queue(self._group, self._topic, tray.partition)

@@ -1,13 +1,14 @@
 """What a topic consists of, kept on the server, for AMQP can't list what there is.
 
-The last message of the stream ``<prefix>.<topic>`` says it: JSON, ``{"partitions": ["0", "1", …]}``. It is written
-after everything that it names was made, so a topic that has one is complete. Reading a stream takes nothing away, so
-any number of processes may read it at once.
+The last message of the stream ``<prefix>.<topic>`` says it: JSON, ``{"partitions": ["0", "1", …], "streams": false}``.
+It is written after everything that it names was made, so a topic that has one is complete. Reading a stream takes
+nothing away, so any number of processes may read it at once.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 
 import pika
 from pika.adapters.blocking_connection import BlockingConnection
@@ -20,8 +21,16 @@ from seriatim.core.errors import ConfigurationError
 _SILENCE_S = 3.0  # made, and nothing in it: its maker died in between
 
 
-def read(connection: BlockingConnection, settings: Settings, topic: str) -> tuple[str, ...]:
-    """The partitions of `topic`; empty where there is no such topic.
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a topic consists of; no partitions where there is no such topic."""
+
+    partitions: tuple[str, ...] = ()
+    streams: bool = False  #: they are streams; else every group has queues of its own
+
+
+def read(connection: BlockingConnection, settings: Settings, topic: str) -> Manifest:
+    """What `topic` consists of.
 
     Raises:
         ConfigurationError: what lies there is no manifest.
@@ -30,9 +39,10 @@ def read(connection: BlockingConnection, settings: Settings, topic: str) -> tupl
     with doing(f"reading what topic {topic!r} consists of"):
         body = first_of_stream(connection, stream, "last", _SILENCE_S)
     if body is None:
-        return ()
+        return Manifest()
     try:
-        return tuple(str(partition) for partition in json.loads(body)["partitions"])
+        found = json.loads(body)
+        return Manifest(tuple(str(partition) for partition in found["partitions"]), bool(found["streams"]))
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
             f"the last message of stream {stream!r} isn't what Seriatim writes there: delete that stream, and declare "
@@ -40,8 +50,8 @@ def read(connection: BlockingConnection, settings: Settings, topic: str) -> tupl
         ) from error
 
 
-def write(connection: BlockingConnection, settings: Settings, topic: str, partitions: tuple[str, ...]) -> None:
-    """Say from now on that `topic` consists of `partitions`."""
+def write(connection: BlockingConnection, settings: Settings, topic: str, manifest: Manifest) -> None:
+    """Say from now on what `topic` consists of."""
     stream = names.exchange(settings.prefix, topic)
     with doing(f"writing what topic {topic!r} consists of"):
         channel = connection.channel()
@@ -50,7 +60,7 @@ def write(connection: BlockingConnection, settings: Settings, topic: str, partit
         channel.basic_publish(
             "",
             stream,
-            json.dumps({"partitions": partitions}).encode(),
+            json.dumps(asdict(manifest)).encode(),
             pika.BasicProperties(delivery_mode=2, content_type="application/json"),
             mandatory=True,
         )

@@ -89,7 +89,7 @@ class RabbitProducer:
         if partition in self._known.get(topic, ()):
             return
         with self._asking, control(self._settings) as connection:  # one at a time is enough
-            there = manifest.read(connection, self._settings, topic)
+            there = manifest.read(connection, self._settings, topic).partitions
         if not there:
             raise BrokerError(f"there is no topic {topic!r} (for partition {partition!r}): declare it first")
         if partition not in there:
@@ -114,7 +114,7 @@ class RabbitProducer:
         if self._blocked:
             return (
                 f"RabbitMQ at {self._settings.server} blocks publishers (a memory or disk alarm): "
-                "rabbitmqctl list_alarms… tells which; free what it names"
+                "rabbitmq-diagnostics alarms tells which; free what it names"
             )
         return str(self._away or f"no answer from RabbitMQ at {self._settings.server}")
 
@@ -167,7 +167,7 @@ class RabbitProducer:
         (Seen on RabbitMQ 3.10: published while a quorum queue recovers from a crash, a message is never answered.)
         """
         if self._sending.give_up(call):
-            self._line.reopen("no confirmation in time")
+            self._line.reopen(f"no confirmation within {self._settings.confirm_timeout_s:g} s")
         done()
 
     def _publish(self, item: Item) -> int:

@@ -9,6 +9,8 @@ given later messages before those that return.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from typing import Any
 
 from pika.channel import Channel
@@ -27,6 +29,10 @@ from seriatim.core.backoff import Backoff
 _LOG = logging.getLogger(__name__)
 _OCCUPIED = Backoff(base_s=0.02, cap_s=0.5)
 _QUIET_S = 0.05
+_OTHERS = (
+    "it has had another consumer for {:.0f} s, and nothing is read beside it: rabbitmqctl list_consumers tells whose; "
+    "one that isn't Seriatim's must go"
+)
 
 
 class QueueReader:
@@ -39,25 +45,25 @@ class QueueReader:
         self._opener = opener
         self._queue = queue
         self._prefetch = link.settings.prefetch
+        self._patience_s = link.settings.hand_over_s
         self._end = EndWatch(self.line, inbox, tray, queue, quiet_s=_QUIET_S, counts=True)
         self._waits = 0
-        self._missing = False
+        self._waits_since = 0.0
+        self._refused = False  # … and the lane was told
 
     def opened(self, channel: Channel) -> None:
         """Wait for the queue to be free."""
         channel.add_on_cancel_callback(lambda _frame: self.line.reopen(f"the server cancelled {self._queue!r}"))
         channel.basic_qos(prefetch_count=self._prefetch)
-        self._waits = 0
+        self._waits, self._waits_since = 0, time.monotonic()
         self._look()
 
     def closed(self, error: BaseException) -> None:
-        """What is in hand is void: it comes again."""
-        missing = troubles.is_missing(error)
-        why = f"queue {self._queue!r}: {troubles.said(error)}"
-        if missing:
-            why += ": declare the topic again (seriatim run does)"
-        self._inbox.void(self._tray, why, always=missing and not self._missing)
-        self._missing = missing
+        """What is in hand is void: it comes again. A refusal is told in any case, once: nothing comes meanwhile."""
+        refused = troubles.is_refusal(error)
+        why = troubles.of_reading(error, f"queue {self._queue!r}")
+        self._inbox.void(self._tray, why, always=refused and not self._refused)
+        self._refused = self._refused or refused
         self._end.reset()
 
     def settle(self, channel: Channel, tag: int) -> None:
@@ -72,27 +78,29 @@ class QueueReader:
         self.line.ask(self._queue, self._seen)
 
     def _seen(self, answer: Method[Any]) -> None:
-        self._missing = False
-        channel = self.line.channel
-        if answer.method.consumer_count == 0 and channel is not None:
-            self._subscribe(channel)
+        if answer.method.consumer_count == 0:
+            self._subscribe()
             return
         self._waits += 1
+        waited_s = time.monotonic() - self._waits_since
+        if waited_s > self._patience_s:
+            self._waits_since = math.inf  # told once
+            self._inbox.void(self._tray, f"queue {self._queue!r}: {_OTHERS.format(waited_s)}", always=True)
         self.line.later(_OCCUPIED.delay(self._waits), self._look)
 
-    def _subscribe(self, channel: Channel) -> None:
+    def _subscribe(self) -> None:
         seen = self._end.arrivals
 
         def subscribed(_answer: Method[Any]) -> None:
-            if self.line.is_current(channel):
-                self.line.ask(self._queue, lambda answer: self._check_alone(seen, answer))
+            self.line.ask(self._queue, lambda answer: self._check_alone(seen, answer))
 
-        channel.basic_consume(self._queue, self._arrived, callback=subscribed)
+        self.line.consume(self._queue, self._arrived, subscribed)
 
     def _check_alone(self, seen: int, answer: Method[Any]) -> None:
         if answer.method.consumer_count > 1 and self._end.arrivals == seen:
             self.line.reopen(f"queue {self._queue!r} has another consumer")
             return
+        self._refused = False
         self.line.works()
         self._end.look()
 

@@ -22,6 +22,7 @@ QUEUE_TYPES = ("quorum", "classic", "stream")
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _HIGHEST_PORT = 65_535
 _LONGEST_HEARTBEAT_S = 60
+_PIKAS_MARGIN_S = 5  # pika.heartbeat.HeartbeatChecker
 _LARGEST_PREFETCH = 65_535  # a short, on the wire
 
 
@@ -56,9 +57,24 @@ class Settings:
     queue_type: str = "quorum"
     prefix: str = "seriatim"
     prefetch: int = 250
+    heartbeat_s: int = 4
     confirm_timeout_s: float = 30.0
     retention: Retention = Retention()
     foreign: Foreign = Foreign()
+
+    @property
+    def silence_s(self) -> float:
+        """How long a lost link may look like a quiet one.
+
+        pika looks every `heartbeat` + 5 s whether anything has arrived since it looked last: what arrived just after
+        one look passes the next, so that only the one after that notices the silence.
+        """
+        return 2 * (self.heartbeat_s + _PIKAS_MARGIN_S) + 1
+
+    @property
+    def hand_over_s(self) -> float:
+        """How long a queue may have another consumer until that is told: a silent one is dropped long before."""
+        return 4 * self.heartbeat_s + 20
 
 
 def read_url(url: str) -> Settings:
@@ -80,6 +96,7 @@ def read_url(url: str) -> Settings:
         queue_type=options.get("queue_type", "quorum"),
         prefix=options.get("prefix", "seriatim"),
         prefetch=options.get("prefetch", 250),
+        heartbeat_s=options.get("heartbeat", 4),
         confirm_timeout_s=options.get("confirm_timeout_s", 30.0),
         retention=Retention(options.get("max_age"), options.get("max_length_bytes"), options.get("segment_bytes")),
         foreign=Foreign(options.get("key_header"), options.get("type_header"), options.get("biz_key_from")),

@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from pika.channel import Channel
-from pika.frame import Method
 from pika.spec import Basic, BasicProperties
 
 from seriatim.adapters.rabbitmq import troubles
@@ -56,7 +54,7 @@ class StreamReader:
         self._after = after
         self._silent = False  # it said nothing at the position: what is its last message?
         self._stopped = False
-        self._missing = False
+        self._refused = False  # … and the lane was told
         self._expect: Callable[[Delivery], bool] | None = None  # what to do with the first; whether to hand it out
 
     def opened(self, channel: Channel) -> None:
@@ -66,24 +64,24 @@ class StreamReader:
         channel.add_on_cancel_callback(lambda _frame: self.line.reopen(f"the server cancelled {self._stream!r}"))
         channel.basic_qos(prefetch_count=self._prefetch)
         if self._after is None:
-            self._consume(channel, "first", None, self._reading)
+            self._consume("first", None, self._reading)
         elif self._silent:
-            self._consume(channel, "last", self._judge_last, lambda: self.line.later(_SILENCE_S, self._no_last))
+            self._consume("last", self._judge_last, lambda: self.line.later(_SILENCE_S, self._no_last))
         elif not self._after.offset.isdecimal():
             self._rewind(f"the position {self._after.offset!r} is none of a stream")
         else:
             begin = int(self._after.offset)
-            self._consume(channel, begin, self._judge_first, lambda: self.line.later(_SILENCE_S, self._no_first))
+            self._consume(begin, self._judge_first, lambda: self.line.later(_SILENCE_S, self._no_first))
 
     def closed(self, error: BaseException) -> None:
-        """What wasn't handed out comes again."""
-        missing = troubles.is_missing(error)
-        if missing and not self._missing:
-            why = f"stream {self._stream!r}: {troubles.said(error)}: declare the topic again (seriatim run does)"
+        """What wasn't handed out comes again. A refusal voids what is in hand, and is told, once."""
+        refused = troubles.is_refusal(error)
+        if refused and not self._refused:
+            why = troubles.of_reading(error, f"stream {self._stream!r}")
             self._after = self._inbox.void(self._tray, why, always=True)
         elif not self._stopped:
             self._after = self._inbox.forget_arrived(self._tray)
-        self._missing = missing
+        self._refused = self._refused or refused
         self._end.reset()
 
     def settle(self, channel: Channel, tag: int) -> None:
@@ -92,20 +90,9 @@ class StreamReader:
             channel.basic_ack(tag, multiple=True)
         self._end.look()
 
-    def _consume(
-        self,
-        channel: Channel,
-        offset: str | int,
-        expect: Callable[[Delivery], bool] | None,
-        then: Callable[[], None],
-    ) -> None:
+    def _consume(self, offset: str | int, expect: Callable[[Delivery], bool] | None, then: Callable[[], None]) -> None:
         self._expect = expect
-
-        def subscribed(_answer: Method[Any]) -> None:
-            if self.line.is_current(channel):
-                then()
-
-        channel.basic_consume(self._stream, self._arrived, arguments={OFFSET: offset}, callback=subscribed)
+        self.line.consume(self._stream, self._arrived, lambda _answer: then(), arguments={OFFSET: offset})
 
     def _arrived(self, channel: Channel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
         if not self.line.is_current(channel):
@@ -120,7 +107,7 @@ class StreamReader:
         self._inbox.put(self._tray, delivery)
 
     def _reading(self) -> None:
-        self._missing = False
+        self._refused = False
         self.line.works()
         self._end.look()
 

@@ -22,6 +22,7 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 from seriatim.adapters.rabbitmq import manifest, names
 from seriatim.adapters.rabbitmq.control import doing, version
 from seriatim.adapters.rabbitmq.settings import Retention, Settings
+from seriatim.core.errors import ConfigurationError
 
 _FIRST_WITH_A_LIMIT = (4,)
 
@@ -37,11 +38,13 @@ def declare(
     """
     exchange = names.exchange(settings.prefix, topic)
     known = manifest.read(connection, settings, topic)
+    _check_kind(settings, topic, known)
     channel = connection.channel()
     with doing(f"declaring exchange {exchange!r}"):
         channel.exchange_declare(exchange, "direct", durable=True)
+    streams = settings.queue_type == "stream"
     for partition in partitions:
-        if settings.queue_type == "stream":
+        if streams:
             queue = names.stream(topic, partition)
         elif group is not None:
             queue = names.queue(group, topic, partition)
@@ -50,20 +53,21 @@ def declare(
         _make(channel, queue, arguments(settings, version(connection)))
         with doing(f"binding {queue!r} to exchange {exchange!r}"):
             channel.queue_bind(queue, exchange, names.routing_key(partition))
-    if not set(partitions) <= set(known):
-        manifest.write(connection, settings, topic, tuple(dict.fromkeys([*known, *partitions])))
+    if not set(partitions) <= set(known.partitions):
+        everything = tuple(dict.fromkeys([*known.partitions, *partitions]))
+        manifest.write(connection, settings, topic, manifest.Manifest(everything, streams))
 
 
 def delete(connection: BlockingConnection, settings: Settings, topic: str, groups: Sequence[str]) -> None:
     """Remove a topic with all its messages, and the queues of these groups."""
-    partitions = manifest.read(connection, settings, topic)
+    known = manifest.read(connection, settings, topic)
     exchange = names.exchange(settings.prefix, topic)
     with doing(f"deleting topic {topic!r}"):
         channel = connection.channel()
         channel.queue_delete(exchange)
         channel.exchange_delete(exchange)
-        for partition in partitions:
-            if settings.queue_type == "stream":
+        for partition in known.partitions:
+            if known.streams:
                 channel.queue_delete(names.stream(topic, partition))
             else:
                 for group in groups:
@@ -78,6 +82,16 @@ def arguments(settings: Settings, server: tuple[int, ...]) -> dict[str, Any]:
     if settings.queue_type == "quorum" and server >= _FIRST_WITH_A_LIMIT:
         found["x-delivery-limit"] = -1
     return found
+
+
+def _check_kind(settings: Settings, topic: str, known: manifest.Manifest) -> None:
+    """Both at once would be two logs of one topic, each read by some."""
+    if known.partitions and known.streams != (settings.queue_type == "stream"):
+        there = "streams" if known.streams else "queues"
+        raise ConfigurationError(
+            f"topic {topic!r} consists of {there}, and the broker's URL says queue_type={settings.queue_type}: give "
+            "the queue_type= that it was declared with, or the topic another name"
+        )
 
 
 def _retention(retention: Retention) -> dict[str, Any]:

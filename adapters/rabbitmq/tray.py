@@ -38,16 +38,15 @@ class Tray:
         self.at_end = self._told = False
 
     def take(self, limit: int) -> Batch | None:
-        """The next batch, unless the one before is still out."""
-        if self._out is not None:
+        """The next batch, unless the one before is still out: what was given back first, then what has arrived."""
+        if self._out is not None or not (self._rest or self._arrived):
             return None
-        if not self._rest:
-            if not self._arrived:
-                return None
-            self._rest = tuple(islice(self._arrived, limit))
-            for _ in self._rest:
-                self._arrived.popleft()
-            self._handed = self._rest[-1].position
+        fresh = tuple(islice(self._arrived, max(0, limit - len(self._rest))))
+        for _ in fresh:
+            self._arrived.popleft()
+        if fresh:
+            self._handed = fresh[-1].position
+            self._rest += fresh
         self._out = Batch(self.partition, self._rest[:limit])
         self._rest = self._rest[limit:]
         return self._out
@@ -65,7 +64,7 @@ class Tray:
 
     def tell_end(self) -> bool:
         """Whether the end has been reached and the lane isn't told yet; it is told now."""
-        if not self.at_end or self._told or not self.idle:
+        if not self.at_end or self._told:
             return False
         self._told = True
         return True

@@ -14,6 +14,13 @@ from seriatim.core.errors import BrokerError, ConfigurationError
 DRIVER_ERRORS = (exceptions.AMQPError, OSError)  #: what pika raises, TLS and time-outs included
 _ACCESS_REFUSED, _NOT_FOUND, _RESOURCE_LOCKED, _PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 405, 406, 530
 _RESOURCE_ERROR, _INTERNAL_ERROR = 506, 541
+_OTHER_NAME = "connect by the name that it was made for, or give verify_hostname=no"
+_CERTIFICATES = {10: "it must be renewed there", 62: _OTHER_NAME, 64: _OTHER_NAME}  # codes of X509_V_ERR_…
+_NO_RIGHT = ". Give the user the right to it (rabbitmqctl set_permissions)"
+
+
+class NoAnswer(BrokerError):
+    """The server was asked something, and says nothing."""
 
 
 def of_connection(settings: Settings, error: BaseException) -> BrokerError | ConfigurationError:
@@ -32,7 +39,13 @@ def of_connection(settings: Settings, error: BaseException) -> BrokerError | Con
                 f"(rabbitmqctl add_vhost, set_permissions), or correct the broker's URL"
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigurationError(f"{text}: its certificate isn't trusted ({cause.verify_message}): give ca_file=")
+            remedy = _CERTIFICATES.get(cause.verify_code, "give ca_file= with the authority that has signed it")
+            return ConfigurationError(f"{text}: its certificate isn't trusted ({cause.verify_message}): {remedy}")
+        if isinstance(cause, ssl.SSLError):
+            return ConfigurationError(
+                f"{text}: no TLS can be spoken with it ({cause.reason or cause}): give the port of its TLS listener "
+                "(5671 by default), or amqp:// without TLS"
+            )
         if isinstance(cause, socket.gaierror):
             return BrokerError(f"{text}: the name can't be resolved ({cause})")
     return BrokerError(f"{text} is away: {'; '.join(dict.fromkeys(said(cause) for cause in causes)) or repr(error)}")
@@ -48,20 +61,40 @@ def of_channel(error: BaseException, what: str) -> BrokerError | ConfigurationEr
             "or give the queue_type= and retention in the broker's URL that it was made with"
         )
     if code == _ACCESS_REFUSED:
-        return ConfigurationError(f"{text}. Give the user the right to it (rabbitmqctl set_permissions)")
+        return ConfigurationError(text + _NO_RIGHT)
     if code == _RESOURCE_LOCKED:
         return ConfigurationError(f"{text}. It is exclusive to another connection: make it durable and shared")
     return BrokerError(text)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether the server stumbled over what others do at the same moment, such as making the same stream."""
-    return _code(error.__cause__) in {_RESOURCE_ERROR, _INTERNAL_ERROR}
+    """Whether it is soon over: others do the same at this moment (make one stream), or the server is starting."""
+    return _code(error.__cause__) in {_RESOURCE_ERROR, _INTERNAL_ERROR} or _is_down(error.__cause__)
 
 
 def is_missing(error: BaseException | None) -> bool:
-    """Whether the server said that there is no such thing."""
-    return _code(error) == _NOT_FOUND
+    """Whether the server said that there is no such thing; a thing whose node is down is there."""
+    return _code(error) == _NOT_FOUND and not _is_down(error)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether there is a server that doesn't do what it was asked: it closed the channel, or says nothing."""
+    return isinstance(error, (exceptions.ChannelClosedByBroker, NoAnswer))
+
+
+def of_reading(error: BaseException, what: str) -> str:
+    """Why `what` can't be read now, and the remedy where there is one to be named."""
+    remedy = ""
+    if is_missing(error):
+        remedy = ": declare the topic again (seriatim run does)"
+    elif _code(error) == _ACCESS_REFUSED:
+        remedy = _NO_RIGHT
+    return f"{what}: {said(error)}{remedy}"
+
+
+def _is_down(error: BaseException | None) -> bool:
+    """RabbitMQ says 404 of a queue whose node is down, or still starting, too."""
+    return _code(error) == _NOT_FOUND and error is not None and "is down" in said(error)
 
 
 def _code(error: BaseException | None) -> int | None:

@@ -61,7 +61,8 @@ def _check_headers(biz_key: str, headers: Mapping[str, str]) -> None:
 class Opener:
     """Makes deliveries of one partition out of what arrives."""
 
-    def __init__(self, topic: str, partition: str, foreign: Foreign) -> None:
+    def __init__(self, topic: str, partition: str, foreign: Foreign, *, streams: bool) -> None:
+        self._streams = streams
         self._topic = topic
         self._partition = partition
         self._foreign = foreign
@@ -77,7 +78,7 @@ class Opener:
         }
         if envelope.KEY not in raw or envelope.TYPE not in raw or self._maps:
             self._map(raw, properties)
-        offset = headers.get(OFFSET)
+        offset = headers.get(OFFSET) if self._streams else None  # in a queue it is only what somebody wrote there
         return Delivery(
             topic=self._topic,
             partition=self._partition,

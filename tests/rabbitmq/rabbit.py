@@ -42,11 +42,15 @@ def plain_connection(server: str) -> pika.BlockingConnection:
 
 
 class OwnRabbit:
-    """A server of a test's own, to be killed, starved and restarted: on ports of its own, its data in `folder`."""
+    """A server of a test's own, to be killed, starved and restarted: on ports of its own, its data in `folder`.
 
-    def __init__(self, folder: Path) -> None:
-        first = _free_ports(len(PORTS))
+    Given a folder with `authority.pem`, `server.pem` and `server.key`, it speaks TLS as well, at `tls_port`.
+    """
+
+    def __init__(self, folder: Path, tls: Path | None = None) -> None:
+        first = _free_ports(len(PORTS) + 1)
         self.url = f"amqp://guest:guest@127.0.0.1:{first}/%2F"
+        self.tls_port = first + len(PORTS)
         self._pidfile = folder / "data/rabbitmq/pid"
         self._environment = os.environ | {"SERIATIM_SERVICES_DIR": str(folder / "data")}
         self._scripts = folder / "checkout/scripts"
@@ -57,7 +61,15 @@ class OwnRabbit:
             text = part.read_text()
             for number, name in enumerate(PORTS):
                 text = re.sub(rf"\b{name}=\d+", f"{name}={first + number}", text)
+            text = text.replace("log.console = false\n", f"log.console = false\n{self._tls_options(tls)}")
             (self._scripts / "_services" / part.name).write_text(text)
+
+    def _tls_options(self, folder: Path | None) -> str:
+        if folder is None:
+            return ""
+        files = {"cacertfile": "authority.pem", "certfile": "server.pem", "keyfile": "server.key"}
+        options = [f"ssl_options.{name} = {folder / file}" for name, file in files.items()]
+        return "\n".join([f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}", *options, ""])
 
     def start(self) -> None:
         """Start it, or start it again."""
