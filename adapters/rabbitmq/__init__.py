@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pika.adapters.blocking_connection import BlockingConnection
@@ -94,11 +96,15 @@ class RabbitBroker:
 
     def consumer(self, topic: str, group: str) -> Consumer:
         """A consumer with a connection of its own, closed by the caller."""
-        return RabbitConsumer(self._settings, topic, group)
+        return RabbitConsumer(self._settings, topic, partial(names.queue, group, topic))
 
     def producer(self) -> Producer:
         """A producer with a connection of its own, closed by the caller."""
         return RabbitProducer(self._settings)
+
+    def dead_letters(self, topic: str, source: str) -> Consumer:  # noqa: ARG002 - the queue says it all
+        """A consumer of the queue `source`, where a dead-letter exchange of the server's puts what it gives up."""
+        return RabbitConsumer(replace(self._settings, queue_type="classic"), topic, str)
 
     def close(self) -> None:
         """Nothing is kept open between calls. Idempotent."""

@@ -23,10 +23,11 @@ _Reader = QueueReader | StreamReader
 class RabbitConsumer:
     """Hands out the partitions of one topic that it was told to start."""
 
-    def __init__(self, settings: Settings, topic: str, group: str) -> None:
+    def __init__(self, settings: Settings, topic: str, queue_of: Callable[[str], str]) -> None:
+        """`queue_of` gives the name of a partition's queue; a stream's goes by the topic."""
         self._settings = settings
         self._topic = topic
-        self._group = group
+        self._queue_of = queue_of
         self._inbox = Inbox()
         self._readers: dict[str, _Reader] = {}  # the lane's
         self._reading: set[_Reader] = set()  # the connection thread's
@@ -92,8 +93,7 @@ class RabbitConsumer:
         if streams:
             stream = names.stream(self._topic, tray.partition)
             return StreamReader(self._link, self._inbox, tray, opener, stream, position)
-        queue = names.queue(self._group, self._topic, tray.partition)
-        return QueueReader(self._link, self._inbox, tray, opener, queue)
+        return QueueReader(self._link, self._inbox, tray, opener, self._queue_of(tray.partition))
 
     # -- on the connection's thread
 
