@@ -186,7 +186,7 @@ def _print_partitions(state: Standing, *, every: bool) -> None:
 
 
 def _trouble(line: PartitionLine, now: int) -> bool:
-    return bool(line.paused) or line.full or line.pid is None or line.lease_until <= now
+    return bool(line.paused or line.trouble) or line.full or line.pid is None or line.lease_until <= now
 
 
 def _partition_table(partitions: Sequence[PartitionLine], now: int, more: str) -> Table:
@@ -211,4 +211,5 @@ def _owner(line: PartitionLine, now: int) -> str:
         return "[red]nobody[/]"
     over = "" if line.lease_until > now else f" (its lease ran out {span(now - line.lease_until)} ago)"
     full = "; takes nothing new: the parking is full" if line.full else ""
-    return escape(plain(f"process {line.pid} on {line.host}{over}{full}"))
+    trouble = f"; can't read it: {line.trouble}" if line.trouble else ""
+    return escape(plain(f"process {line.pid} on {line.host}{over}{full}{trouble}"))

@@ -73,6 +73,7 @@ class PartitionLine:
     parked_rows: int = 0
     parked_bytes: int = 0
     full: bool = False
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +313,7 @@ def _partitions(connection: Connection, group: str | None, topic: str | None) ->
             owners.c.parked_rows,
             owners.c.parked_bytes,
             owners.c.full,
+            owners.c.trouble,
         )
         .outerjoin(
             members,

@@ -29,6 +29,7 @@ class Condition(str, enum.Enum):
     READY = "ready"
     STORE_AWAY = "store away"
     BROKER_AWAY = "broker away"
+    PARTITION_AWAY = "partition away"
     STUCK = "stuck"
     DEAD = "dead"
     STOPPED = "stopped"

@@ -32,6 +32,7 @@ class Holding:
     outlook: Outlook = field(default_factory=lambda: Outlook(any_keys=True))
     lost: bool = False
     paused: str | None = None  #: why no ordinary batch of it is run
+    trouble: str | None = None  #: what keeps it from being read at the broker
     halted: bool = False  #: nothing of it is run until a person has looked
     touched_at: float = field(default_factory=time.monotonic)
     rests_until: float = 0.0  #: nothing of it is run before, on this process's own clock: others go first

@@ -10,10 +10,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from seriatim.core.backoff import Backoff
 from seriatim.core.errors import PASSING, BrokerError, Contention, FenceLost
-from seriatim.core.health import Pulse, ThreadHealth, look_at
+from seriatim.core.health import Condition, Pulse, ThreadHealth, look_at
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.store.port import Scope, Session
@@ -85,7 +86,10 @@ class Lane:
         """How it is; a round that takes longer than `patience_s` outside any handler hangs."""
         may_end = self._stopping.is_set() and self.failure is None
         at_work = max((topic.seen_at_work for topic in list(self._topics.values())), default=0.0)
-        return look_at(self.name, self._thread, self._pulse, patience_s, at_work=at_work, may_end=may_end)
+        found = look_at(self.name, self._thread, self._pulse, patience_s, at_work=at_work, may_end=may_end)
+        if found.condition is Condition.READY and any(topic.troubled for topic in list(self._topics.values())):
+            return replace(found, condition=Condition.PARTITION_AWAY)
+        return found
 
     def _post(self, command: Callable[[], None]) -> None:
         self._inbox.append(command)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from seriatim.core.broker import Batch, Capabilities, Consumer, Notice, NoticeKind
 from seriatim.core.clock import StoreClock
 from seriatim.core.due import DueWork
-from seriatim.core.errors import PASSING, BrokerError, CommitUnknown, Contention
+from seriatim.core.errors import PASSING, BrokerError, CommitUnknown, ConfigurationError, Contention
 from seriatim.core.execution import PartitionsLost, StampMoved, TransactionBroken
 from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
@@ -25,6 +25,7 @@ from seriatim.core.task import of_delivery
 from seriatim.core.topic import Topic
 from seriatim.core.transactor import Transactor
 
+DECLARE_S = 5.0  #: how often a topic is declared again while a partition of it can't be read
 STAMPS_S = 0.1  #: how often the change stamps are read
 
 
@@ -37,6 +38,7 @@ class TopicLane:
     capabilities: Capabilities
     gone: Callable[[Scope, str], None]
     clock: StoreClock
+    declare: Callable[[], None] = lambda: None  #: the topic and its group's part in it, at the broker
     holdings: dict[str, Holding] = field(default_factory=dict)
     _last_activity: float = field(default_factory=time.monotonic)
     _at_work: bool = False
@@ -44,6 +46,7 @@ class TopicLane:
     _in_hand: dict[str, Batch] = field(default_factory=dict)
     _at_end: set[str] = field(default_factory=set)
     _stamps_read: float = float("-inf")
+    _declared: float = float("-inf")
     _parking: Room = field(default_factory=Room)
 
     @property
@@ -125,6 +128,7 @@ class TopicLane:
         if not self.holdings:
             return False
         self._read_stamps()
+        self._mend()
         effects = self.transactor.effects
         with self._working():
             busy = self._run_due()
@@ -135,6 +139,11 @@ class TopicLane:
         if batches or self.transactor.effects != effects:  # to fail once more isn't activity
             self._last_activity = time.monotonic()
         return busy or bool(batches)
+
+    @property
+    def troubled(self) -> bool:
+        """Whether a partition can't be read at the broker."""
+        return any(holding.trouble for holding in list(self.holdings.values()))
 
     @property
     def last_activity(self) -> float:
@@ -233,6 +242,7 @@ class TopicLane:
         elif got.partition in self.holdings:
             self._at_end.discard(got.partition)
             self._in_hand[got.partition] = got
+            self._say_trouble(self.holdings[got.partition], None)
         return got is not None
 
     def _read_on(self) -> None:
@@ -253,6 +263,7 @@ class TopicLane:
         if notice.kind is NoticeKind.READ_THROUGH:
             holding.read_up_to(self._seen_up_to())
             self._at_end.add(notice.partition)
+            self._say_trouble(holding, None)
             return
         level = logging.WARNING if notice.kind is NoticeKind.LOST else logging.ERROR
         self._tell(level, f"partition {notice.kind.value}", notice.partition, detail=notice.detail)
@@ -262,6 +273,28 @@ class TopicLane:
         elif notice.kind is NoticeKind.LOST:
             self._in_hand.pop(notice.partition, None)
             self._at_end.discard(notice.partition)
+            self._say_trouble(holding, notice.detail)
+
+    def _say_trouble(self, holding: Holding, trouble: str | None) -> None:
+        """Note what keeps a partition from being read, for `status` and health."""
+        if trouble != holding.trouble:
+            holding.trouble = trouble
+            self.session.leases.set_trouble(self.scope, holding.partition, holding.owner, trouble)
+
+    def _mend(self) -> None:
+        """Where a partition can't be read, declare the topic again (its queue may have been deleted) and begin anew."""
+        now = time.monotonic()
+        if now - self._declared < DECLARE_S or not any(holding.trouble for holding in self.holdings.values()):
+            return
+        self._declared = now
+        try:
+            self.declare()
+        except (BrokerError, ConfigurationError) as error:
+            self.transactor.tell(logging.WARNING, "topic not declared again", error=str(error))
+            return
+        for holding in [holding for holding in self.holdings.values() if holding.trouble]:
+            self._stop(holding.partition)
+            self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
 
     def _handle(self, batches: Sequence[Batch]) -> None:
         careful = [batch for batch in batches if self.holdings[batch.partition].careful]

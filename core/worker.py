@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from seriatim.core.assignment import plan
 from seriatim.core.broker import Broker
@@ -174,6 +175,7 @@ class Worker:
             transactor=transactor,
             consumer=self.broker.consumer(topic.name, self.group),
             capabilities=self.broker.capabilities,
+            declare=partial(self.broker.declare, topic.name, topic.partitions, self.group),
             gone=self._gone,
             clock=StoreClock(session.now),
         )

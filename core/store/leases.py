@@ -59,6 +59,7 @@ _THE_ROW = (
     & (owners.c.topic == bindparam("at_topic"))
     & (owners.c.partition_id == bindparam("at_partition"))
 )
+_FRESH = {"full": False, "trouble": None}  # what an owner says of itself, and its successor not yet
 _OWNERS = select(*_COLUMNS).where(
     (owners.c.consumer_group == bindparam("at_group")) & (owners.c.topic == bindparam("at_topic"))
 )
@@ -94,7 +95,7 @@ class SqlLeases:
         )
         self._renew = update(owners).where(_THE_ROW).values(lease_until=self._now + bindparam("ttl"))
         self._idle_row = dialect.lock(select(owners.c.owner, owners.c.epoch).where(_THE_ROW), wait=False)
-        self._release = update(owners).where(_OURS).values(owner=None, member=None, lease_until=0, full=False)
+        self._release = update(owners).where(_OURS).values(owner=None, member=None, lease_until=0, **_FRESH)
 
     def beat(self, scope: Scope, member: str, ttl: int) -> list[str]:
         """Renew this process's membership; the living members."""
@@ -141,7 +142,7 @@ class SqlLeases:
             self._run(
                 update(owners)
                 .where(at)
-                .values(member=member, owner=token, epoch=owners.c.epoch + 1, lease_until=self._now + ttl, full=False)
+                .values(member=member, owner=token, epoch=owners.c.epoch + 1, lease_until=self._now + ttl, **_FRESH)
             )
             claimed = self._run(select(*_COLUMNS).where(at)).one()
             return Claimed(_owner_row(claimed), released=row.owner is None)
@@ -172,6 +173,12 @@ class SqlLeases:
         ours = _of(scope) & (owners.c.partition_id == partition) & (owners.c.owner == owner)
         with self._transaction():
             self._run(update(owners).where(ours).values(paused=why))
+
+    def set_trouble(self, scope: Scope, partition: str, owner: str, trouble: str | None) -> None:
+        """Say what keeps the owner from reading a partition at the broker; None says that nothing does any more."""
+        ours = _of(scope) & (owners.c.partition_id == partition) & (owners.c.owner == owner)
+        with self._transaction():
+            self._run(update(owners).where(ours).values(trouble=trouble))
 
     def unpause(self, scope: Scope, partition: str) -> None:
         """A paused partition may be consumed again."""

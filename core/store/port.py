@@ -208,6 +208,10 @@ class Leases(Protocol):
         """Say why nothing of a partition is consumed; None says that it is again."""
         ...
 
+    def set_trouble(self, scope: Scope, partition: str, owner: str, trouble: str | None) -> None:
+        """Say what keeps the owner from reading a partition at the broker; None says that nothing does any more."""
+        ...
+
     def unpause(self, scope: Scope, partition: str) -> None:
         """Inside a transaction that holds the row: a paused partition may be consumed again."""
         ...

@@ -90,6 +90,7 @@ partition_owner = Table(
     Column("read_through", MICROSECONDS, nullable=False, server_default="0"),
     Column("duplicates", BigInteger, nullable=False, server_default="0"),
     Column("paused", TEXT, nullable=True),  # why nothing of it is consumed; NULL when it is
+    Column("trouble", TEXT, nullable=True),  # what keeps its owner from reading it at the broker
     Column("parked_rows", BigInteger, nullable=False, server_default="0"),  # of parked_message, whatever their place
     Column("parked_bytes", BigInteger, nullable=False, server_default="0"),  # of their bodies
     Column("visitor", exact(MAX_OWNER), nullable=True),  # a daemon that runs what is due; it owns nothing
