@@ -13,6 +13,7 @@ from support.rig import LATER, Rig, Witness, wait_until
 
 from seriatim import Backoff, ConfigurationError, Early, Policy
 from seriatim.compensation import daemon, purging, verbs
+from seriatim.compensation import engine as engine_module
 from seriatim.compensation.dead_letters import DeadLetters
 from seriatim.compensation.direct import Direct
 from seriatim.compensation.engine import Chore, Engine
@@ -356,6 +357,24 @@ def test_a_chore_whose_store_is_away_is_tried_again_and_the_others_go_on():
     engine.run()
     assert [one["chore"] for one in witness.seen("chore put off")] == ["first"] * 3
     assert closed == [1]
+
+
+# field case FC-D5
+def test_a_daemon_lives_through_1100_failed_connects(monkeypatch):
+    monkeypatch.setattr(engine_module, "_TROUBLE", Backoff(base_s=0.0001, cap_s=0.0002))
+    tries = Counter()
+
+    def step():
+        tries["connects"] += 1
+        if tries["connects"] <= 1100:
+            raise StoreUnavailable("away")
+        engine.stop()
+        return False
+
+    witness = Witness()
+    engine = Engine([Chore("all of it", 0.01, step)], witness)
+    engine.run()
+    assert len(witness.seen("chore put off")) == 1100
 
 
 def test_sigterm_finishes_the_head_in_hand(tmp_path):
