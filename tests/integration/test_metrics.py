@@ -549,6 +549,7 @@ def test_each_of_several_processes_has_a_port_of_its_own(rig):
     command = ("run", "shop:app", "--workers", "2", "--http", str(port))
     with Program(rig.folder, *command, SERIATIM_HTTP_TOKEN=TOKEN) as program:
         wait_until(lambda: ready(port) and ready(port + 1), "both processes")
+        wait_until(lambda: rig.owners() == 2, "a partition for each")  # one that stands by is ready, too
         rig.send_many(orders, [f"k{number}" for number in range(20)])
         wait_until(lambda: len(rig.ledger()) == 20, "the effects")
         applied = 'seriatim_messages_total{group="shop",outcome="applied",topic="orders"}'
