@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 _SMOOTHING = 0.2
 _GROWTH = 2
+FEWEST = 25  #: messages that a batch may hold though they take longer than they should
+PATIENCE = 3.0
 
 
 @dataclass(slots=True)
@@ -27,8 +29,18 @@ class BatchSize:
     @property
     def limit(self) -> int:
         """Messages that the next batch may hold; at least one."""
-        by_time = self.batch_s / self._per_message_s if self._per_message_s else self.most
-        return max(1, int(min(self.most, self._allowed, by_time)))
+        return max(1, int(min(self.most, self._allowed, self._by_time())))
+
+    def _by_time(self) -> float:
+        """What handlers get through in `batch_s`; a little more where that is very few, but never `PATIENCE` times it.
+
+        A handler's time goes by the clock. On a busy machine it is mostly waiting, and to answer that with ever smaller
+        batches makes each message dearer, and the machine busier.
+        """
+        if not self._per_message_s:
+            return self.most
+        fits = self.batch_s / self._per_message_s
+        return max(fits, min(FEWEST, PATIENCE * fits))
 
     def succeeded(self, runs: int, handler_s: float) -> None:
         """A batch was committed, whose handlers took so long."""

@@ -30,12 +30,23 @@ def test_slow_handlers_make_it_small_and_quick_ones_large_again():
     size = BatchSize(100, 0.02)
     for _ in range(30):
         size.succeeded(1, 0.01)
-    assert size.limit == 2
+    assert size.limit == 6
     size.succeeded(1, 60.0)
     assert size.limit == 1
     for _ in range(80):
         size.succeeded(100, 0.001)
     assert size.limit == 100
+
+
+def test_busy_ones_keep_it_from_becoming_very_small_and_slow_ones_never_fill_it():
+    """A batch takes three times as long as it should, at most, for the sake of 25 messages."""
+    limits = []
+    for each in (0.0005, 0.001, 0.003, 0.01, 0.02, 0.1):
+        size = BatchSize(100, 0.05)
+        for _ in range(60):
+            size.succeeded(1, each)
+        limits.append(size.limit)
+    assert limits == [100, 50, 25, 15, 7, 1]
 
 
 @given(
