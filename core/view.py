@@ -195,9 +195,7 @@ class View:
             self._leave(task)
         if task.arrival.digest not in known and len(known) < MAX_CONFLICTS:
             known.append(task.arrival.digest)
-            self.writes.parks.append(
-                replace(self._row(task, Place.CLOSED, Reason.CONFLICT, error, None), conflict=True)
-            )
+            self._keep(replace(self._row(task, Place.CLOSED, Reason.CONFLICT, error, None), conflict=True))
         self._tell(task, Outcome.CONFLICT, Reason.CONFLICT, error=error)
 
     def stands(self, task: Task) -> None:
@@ -208,7 +206,7 @@ class View:
 
     def stray(self, task: Task) -> None:
         """It can't be read, not even its key: it is kept, alone."""
-        self.writes.parks.append(self._row(task, Place.CLOSED, Reason.MALFORMED, task.error, None))
+        self._keep(self._row(task, Place.CLOSED, Reason.MALFORMED, task.error, None))
         self._tell(task, Outcome.REJECTED, Reason.MALFORMED, error=task.error)
 
     def ignored(self, task: Task) -> None:
@@ -232,6 +230,7 @@ class View:
             if task.biz_key not in tried and reached.intersection(row.wants):
                 del waiting[index]
                 self.writes.parks.remove(row)
+                self.writes.failures.remove(row)
                 self._stand(task, self.standing(sharding_key).aside_left())
                 return task
         return None
@@ -296,9 +295,10 @@ class View:
             detail=failure.detail or None,
         )
         if task.row is None:
-            self.writes.parks.append(row)
+            self._keep(row)
         else:
             self.writes.moves.append(row)
+            self.writes.failures.append(row)
         self._stand(task, self._standing_after(task, disposal, due_at))
         if row.waits and task.arrival.biz_key is not None:
             self.waiting[task.biz_key] = Waiting(task.arrival.type, task.arrival.digest)
@@ -311,6 +311,11 @@ class View:
             wait_s=disposal.wait_s,
         )
         return row
+
+    def _keep(self, row: ParkedMessage) -> None:
+        """Park a message that failed, in one way or another."""
+        self.writes.parks.append(row)
+        self.writes.failures.append(row)
 
     def _standing_after(self, task: Task, disposal: Disposal, due_at: int | None) -> KeyStanding:
         key, place = self.standing(task.sharding_key), disposal.place

@@ -16,7 +16,7 @@ from seriatim.core.decision import KeyStanding, Place
 from seriatim.core.digest import digest
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.store.parking import parked_message
-from seriatim.core.store.port import NewRecord, ParkedMessage, Session
+from seriatim.core.store.port import NewRecord, ParkedMessage, Session, Writes
 from seriatim.core.store.schema import idempotent_record as records
 from seriatim.core.store.schema import operator_action
 from seriatim.core.store.schema import parked_message as rows
@@ -35,17 +35,6 @@ _HEAD = select(func.min(rows.c.id)).where(
     rows.c.topic == bindparam("at_topic"),
     rows.c.sharding_key == bindparam("at_key"),
     rows.c.place == Place.QUEUE.value,
-)
-_STAND = (  # not through Writes.moves: those are failures, and are logged as such
-    update(rows)
-    .where(rows.c.id == bindparam("at_id"))
-    .values(
-        place=bindparam("new_place"),
-        reason=bindparam("new_reason"),
-        waiting=bindparam("new_waiting"),
-        attempts=bindparam("new_attempts"),
-        next_attempt_at=bindparam("new_due_at"),
-    )
 )
 
 
@@ -118,23 +107,13 @@ def _carry(session: Session, case: Case, plan: Plan, verb: MessageVerb) -> None:
     if plan.body is not None:
         _write_body(session, case, plan.body)
     if plan.after is not None and plan.after != case.row:
-        session.run(_STAND, {"at_id": case.row.id} | _standing(plan.after))
+        session.write(case.scope, Writes(moves=[plan.after]), case.now)
     if plan.claims:
         session.records.claim(case.scope, [_new_record(case.row)], case.now)
     if plan.body is not None and case.row.biz_key is not None:
         _write_digests(session, case, plan.body)
     session.write(case.scope, plan.writes, case.now)
     session.run(insert(operator_action), _audited(case, plan, verb))
-
-
-def _standing(row: ParkedMessage) -> dict[str, Any]:
-    return {
-        "new_place": row.place.value,
-        "new_reason": row.reason.value,
-        "new_waiting": row.biz_key if row.waits else None,
-        "new_attempts": row.attempts,
-        "new_due_at": row.next_attempt_at,
-    }
 
 
 def _new_record(row: ParkedMessage) -> NewRecord:

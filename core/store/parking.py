@@ -191,19 +191,17 @@ class SqlParking:
         """Park messages, in this order."""
         if messages:
             self._run(insert(rows), [_row_values(scope, message, now) for message in messages])
-            self._log(scope, messages, now)
 
-    def move(self, scope: Scope, messages: Sequence[ParkedMessage], now: int) -> None:
+    def move(self, messages: Sequence[ParkedMessage]) -> None:
         """Write what changed of parked messages: place, reason, attempts and the like."""
         for message in sorted(messages, key=lambda one: one.id):
             self._run(_MOVE_ROW, {"at_id": message.id} | _changes(message))
-        self._log(scope, messages, now)
 
-    def _log(self, scope: Scope, messages: Sequence[ParkedMessage], now: int) -> None:
-        """Remember what these failures said: a later one replaces it in the row itself."""
-        failures = [one for one in messages if one.reason is not Reason.BEHIND and one.attempts <= MAX_LOGGED]
-        if failures:
-            self._run(insert(attempt_log), [_logged(scope, one, now) for one in failures])
+    def log(self, scope: Scope, failures: Sequence[ParkedMessage], now: int) -> None:
+        """Remember what the first failures of each message said: a later one replaces it in the row itself."""
+        first = [_logged(scope, one, now) for one in failures if one.attempts <= MAX_LOGGED]
+        if first:
+            self._run(insert(attempt_log), first)
 
     def sizes(self, ids: Sequence[int]) -> dict[str, tuple[int, int]]:
         """By partition: how many of these rows there are, and the bytes of their bodies."""

@@ -171,6 +171,9 @@ class Writes:
     unclaims: set[str] = field(default_factory=set)
     parks: list[ParkedMessage] = field(default_factory=list)
     moves: list[ParkedMessage] = field(default_factory=list)
+    failures: list[ParkedMessage] = field(
+        default_factory=list
+    )  #: of `parks` and `moves`, those to be remembered as such
     unparks: list[int] = field(default_factory=list)
     keys: dict[str, tuple[str, KeyStanding]] = field(default_factory=dict)  # sharding key: (partition, standing)
     duplicates: dict[str, int] = field(default_factory=dict)

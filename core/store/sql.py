@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -218,23 +218,21 @@ class SqlSession:
         """Execute one statement of our own; outside a transaction it is a read that leaves none open."""
         if not self._writing:
             return self._read(statement, params)
-        connection = self.connection
-        if not connection.in_transaction():
-            raise StoreError("the transaction was ended by somebody else")
-        try:
-            return connection.execute(statement, params)
-        except SQLAlchemyError as error:
-            raise mapped(error, self._dialect) from error
+        return self._write(lambda connection: connection.execute(statement, params))
 
     def run_each(self, statement: Update, rows: Sequence[Mapping[str, Any]]) -> int:
         """Execute an UPDATE of our own for each of these, which lead to different rows; how many rows it found."""
         folded = self._dialect.fold(statement, rows)
         if folded is None:
             return int(self.run(statement, list(rows)).rowcount)
-        if not self.connection.in_transaction():
+        return int(self._write(lambda connection: connection.exec_driver_sql(*folded)).rowcount)
+
+    def _write(self, execute: Callable[[Connection], CursorResult[Any]]) -> CursorResult[Any]:
+        connection = self.connection
+        if not connection.in_transaction():
             raise StoreError("the transaction was ended by somebody else")
         try:
-            return int(self.connection.exec_driver_sql(*folded).rowcount)
+            return execute(connection)
         except SQLAlchemyError as error:
             raise mapped(error, self._dialect) from error
 
@@ -341,8 +339,9 @@ class SqlSession:
         """Carry out what a transaction leaves behind, in the lock order: parked rows, then records."""
         self._count_parked(scope, writes)
         self.parking.remove(writes.unparks)
-        self.parking.move(scope, writes.moves, now)
+        self.parking.move(writes.moves)
         self.parking.insert(scope, writes.parks, now)
+        self.parking.log(scope, writes.failures, now)
         self.parking.write_keys(scope, writes.keys, now)
         self.records.unclaim(scope, sorted(writes.unclaims))
         self.records.finish(scope, list(writes.finishes.values()), now)

@@ -203,6 +203,30 @@ def test_an_early_message_runs_right_after_its_predecessor_however_many_wait_for
     assert rig.ledger() == ["fi/r'st%", "second"]
 
 
+def test_an_early_message_that_ran_in_its_predecessor_s_batch_leaves_no_failure(rig):
+    app = rig.app()
+    orders = app.topic("orders", partitions=1, policy=LATER)
+    done = set()
+
+    @orders.on("step")
+    def step(event, ctx):
+        if event.get("wants", "nothing") not in done | {"nothing"}:
+            raise Early("not yet", waiting_for=event["wants"])
+        done.add(ctx.message.biz_key)
+        enter(ctx)
+
+    rig.send_all(
+        orders,
+        [
+            orders.message(key="a", type="step", biz_key="second", body={"wants": "first"}),
+            orders.message(key="a", type="step", biz_key="first", body={}),
+        ],
+    )
+    rig.run(app)
+    assert rig.ledger() == ["first", "second"]
+    assert rig.rows("SELECT count(*) FROM attempt_log") == [(0,)]
+
+
 # duplicates and conflicts
 
 
