@@ -62,19 +62,20 @@ class Folded:
         """
         first = {**self.constants, **rows[0]}
         varying = [name for name in rows[0] if any(row[name] != first[name] for row in rows)]
-        key = _key_of(self.where, varying[0]) if len(varying) == 1 and self._names(varying[0]) == 1 else None
-        if key is not None:
-            return self._listed(rows, first, key, index_of(self.table.strip("`"), key))
+        compared = self._compared(varying[0]) if len(varying) == 1 else None
+        index = compared and index_of(self.table.strip("`"), compared["column"])
+        if compared and index:
+            return self._listed(rows, first, compared, index)
         return self._joined(rows, first, varying) if self.ours else None
 
-    def _names(self, name: str) -> int:
-        return _NAMED.findall(f"{self.sets} {self.where}").count(name)
+    def _compared(self, name: str) -> re.Match[str] | None:
+        """The comparison with a parameter, if that is in the WHERE and nowhere else."""
+        once = _NAMED.findall(f"{self.sets} {self.where}").count(name) == 1
+        return re.search(rf"(?P<left>\S*?(?P<column>\w+)`?) = %\({name}\)s", self.where) if once else None
 
     def _listed(
-        self, rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any], key: str, index: str | None
-    ) -> tuple[str, tuple[Any, ...]] | None:
-        if index is None:
-            return None
+        self, rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any], compared: re.Match[str], index: str
+    ) -> tuple[str, tuple[Any, ...]]:
         values: list[Any] = []
 
         def place(found: re.Match[str]) -> str:
@@ -82,17 +83,12 @@ class Folded:
             return "%s"
 
         sets = _NAMED.sub(place, self.sets)
-        compared = re.search(rf"\S*\b{key}`? = %\((\w+)\)s", self.where)
-        if compared is None:
-            return None
-        before, after = self.where[: compared.start()], self.where[compared.end() :]
-        left = compared[0].split(" = ")[0]
-        head = _NAMED.sub(place, before)
-        values += [row[compared[1]] for row in rows]
-        tail = _NAMED.sub(place, after)
-        listed = ", ".join(["%s"] * len(rows))
-        sql = f"UPDATE {self.table} FORCE INDEX (`{index}`) SET {sets} WHERE {head}{left} IN ({listed}){tail}"  # noqa: S608 - our own names
-        return sql, tuple(values)
+        before = _NAMED.sub(place, self.where[: compared.start()])
+        name = _NAMED.findall(compared[0])[0]
+        values += [row[name] for row in rows]
+        after = _NAMED.sub(place, self.where[compared.end() :])
+        where = f"{before}{compared['left']} IN ({', '.join(['%s'] * len(rows))}){after}"
+        return f"UPDATE {self.table} FORCE INDEX (`{index}`) SET {sets} WHERE {where}", tuple(values)  # noqa: S608 - our own names
 
     def _joined(
         self, rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any], varying: Sequence[str]
@@ -111,12 +107,6 @@ class Folded:
         values = " UNION ALL SELECT ".join([head, *[more] * (len(rows) - 1)])
         sql = f"UPDATE (SELECT {values}) AS v STRAIGHT_JOIN {self.table} ON {where} SET {sets}"  # noqa: S608 - our own names
         return sql, (*(row[name] for row in rows for name in varying), *shared)
-
-
-def _key_of(where: str, name: str) -> str | None:
-    """The column that a parameter of the WHERE is compared with."""
-    found = re.search(rf"(\w+)`? = %\({name}\)s", where)
-    return None if found is None else found[1]
 
 
 def fold(statement: Update, dialect: Dialect) -> Folded:
