@@ -77,7 +77,7 @@ class TopicLane:
         self.holdings[holding.partition] = holding
         if self._parking.full:
             self.session.leases.set_full(self.scope, [holding.partition], full=True)
-        self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
+        self._begin(holding)
         if holding.careful:
             self._tell(logging.WARNING, "careful take-over", holding.partition)
 
@@ -101,6 +101,13 @@ class TopicLane:
             self._stop(partition)
             self._tell(logging.WARNING, "partition lost", partition, why=why)
             self.gone(self.scope, partition)
+
+    def _begin(self, holding: Holding) -> None:
+        self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
+
+    def _begin_anew(self, holding: Holding) -> None:
+        self._stop(holding.partition)
+        self._begin(holding)
 
     def _stop(self, partition: str) -> None:
         self._in_hand.pop(partition, None)
@@ -208,8 +215,7 @@ class TopicLane:
             was_paused = holding.paused
             holding.reread(rows[partition], self.session.parking.outlook(self.scope, partition))
             if was_paused and not holding.paused:  # an operator accepted the gap
-                self._stop(partition)
-                self.consumer.start(partition, holding.position)
+                self._begin_anew(holding)
 
     # -- what has arrived
 
@@ -284,7 +290,7 @@ class TopicLane:
     def _mend(self) -> None:
         """Where a partition can't be read, declare the topic again (its queue may have been deleted) and begin anew."""
         now = time.monotonic()
-        if now - self._declared < DECLARE_S or not any(holding.trouble for holding in self.holdings.values()):
+        if now - self._declared < DECLARE_S or not self.troubled:
             return
         self._declared = now
         try:
@@ -293,8 +299,7 @@ class TopicLane:
             self.transactor.tell(logging.WARNING, "topic not declared again", error=str(error))
             return
         for holding in [holding for holding in self.holdings.values() if holding.trouble]:
-            self._stop(holding.partition)
-            self.consumer.start(holding.partition, holding.position if self.capabilities.positions else None)
+            self._begin_anew(holding)
 
     def _handle(self, batches: Sequence[Batch]) -> None:
         careful = [batch for batch in batches if self.holdings[batch.partition].careful]
@@ -395,8 +400,7 @@ class TopicLane:
                 continue
             holding.reread(row, self.session.parking.outlook(self.scope, holding.partition))
             if self.capabilities.positions:
-                self._stop(holding.partition)
-                self.consumer.start(holding.partition, holding.position)
+                self._begin_anew(holding)
 
     # -- after an owner that never let go
 
