@@ -22,6 +22,7 @@ from seriatim.core.holding import Holding
 from seriatim.core.observer import Observer
 from seriatim.core.optional import OptionalParts
 from seriatim.core.passing import Limits
+from seriatim.core.response import MAX_RESPONSE
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import MICROSECOND, Scope, Session
 from seriatim.core.topic import Topic
@@ -29,7 +30,6 @@ from seriatim.core.transactor import Transactor
 
 VISIT_S = 30.0  #: how long a daemon that was killed in the middle keeps others from visiting its partition
 HOLD_S = 10.0  #: how long one transaction may take before the leases it touches are renewed
-MAX_RESPONSE = 64 * 1024
 
 
 class Direct:
@@ -62,6 +62,8 @@ class Direct:
         scope, session = transactor.scope, self._session
         now = session.now()
         due = set(session.parking.due_partitions(scope, now))
+        if not due:
+            return False
         ran = False
         rows = session.leases.owners(scope)
         random.shuffle(rows)  # several daemons begin in different places

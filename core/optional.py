@@ -10,9 +10,8 @@ from typing import Any
 from seriatim.core.decision import Reason
 from seriatim.core.errors import Contention
 from seriatim.core.filtering.port import Filter
-from seriatim.core.locking.port import Held, Locks
+from seriatim.core.locking.port import Held, Locks, NothingHeld
 from seriatim.core.passing import Part
-from seriatim.core.store.port import Session
 from seriatim.core.task import Task
 
 
@@ -25,15 +24,8 @@ class OptionalParts:
     filter: Filter | None = None
 
 
-class NothingHeld:
-    """No lock is needed."""
-
-    def check(self, session: Session | None = None) -> None:
-        """Nothing can be lost."""
-
-
 @contextmanager
-def holding_locks(optional: OptionalParts, parts: Sequence[Part]) -> Iterator[Held | NothingHeld]:
+def holding_locks(optional: OptionalParts, parts: Sequence[Part]) -> Iterator[Held]:
     """Hold what the handlers of these tasks lock: all names at once, before the transaction, given back after it.
 
     Raises:

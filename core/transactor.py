@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from seriatim.core.decision import FREE, Outcome, Reason, Record, Status
@@ -60,6 +60,7 @@ class Transactor:
             PartitionsLost, StampMoved, StoreUnavailable, Contention, CommitUnknown, TransactionBroken: see `Execution`.
         """
         started = time.perf_counter()
+        known = self._known(parts)
         with holding_locks(self.parts, parts) as held:
             execution = Execution(
                 session=self.session,
@@ -70,7 +71,7 @@ class Transactor:
                 savepoints=savepoints or self._safe_batches > 0,
                 stop_at_failure=drain,
                 before_commit=held.check,
-                known=self._known(parts),
+                known=known,
                 visiting=self.visiting,
             )
             try:
@@ -191,13 +192,13 @@ class Transactor:
     @contextmanager
     def counted_if_deadly(self, holding: Holding, task: Task) -> Iterator[None]:
         """A run of a parked message, counted if it may be one that kills its process."""
+        with self.counted(holding, task) if holding.careful or self._was_marked(task) else nullcontext():
+            yield
+
+    def _was_marked(self, task: Task) -> bool:
         biz_key = task.arrival.biz_key
         record = None if biz_key is None else self.session.records.look_up(self.scope, [biz_key]).get(biz_key)
-        if holding.careful or (record is not None and record.crash_attempts):
-            with self.counted(holding, task):
-                yield
-        else:
-            yield
+        return record is not None and record.crash_attempts > 0
 
     # -- messages that end their transaction
 

@@ -25,6 +25,7 @@ from seriatim.core.lane import Lane
 from seriatim.core.observer import Observer
 from seriatim.core.optional import OptionalParts
 from seriatim.core.passing import Limits
+from seriatim.core.response import MAX_RESPONSE
 from seriatim.core.sizing import BatchSize
 from seriatim.core.store.port import MICROSECOND, OwnerRow, Scope, Session, Store
 from seriatim.core.topic import Topic
@@ -45,7 +46,7 @@ class WorkerOptions:
     lease_s: float = 10.0
     batch_size: int = 100
     batch_s: float = 0.05
-    max_response: int = 64 * 1024
+    max_response: int = MAX_RESPONSE
     stop_s: float = 30.0
 
 

@@ -12,7 +12,7 @@ from seriatim.core.backoff import Backoff
 from seriatim.core.errors import PASSING, SeriatimError
 from seriatim.core.locking.keeper import Keeper
 from seriatim.core.locking.names import in_order
-from seriatim.core.locking.port import Held, LockLost, LocksClosed
+from seriatim.core.locking.port import Held, LockLost, LocksClosed, NothingHeld
 from seriatim.core.locking.watchdog import Lease, Watchdog
 from seriatim.core.store.port import Session
 
@@ -32,7 +32,7 @@ class LeasedLocks:
         wanted = in_order(names)
         self._refuse_if_closed()
         if not wanted:
-            return _Nothing()
+            return NothingHeld()
         lease = Lease(tuple(wanted.values()), secrets.token_hex(16), self._ttl_s)
         try:
             fences = self._wait_for(lease, time.monotonic() + max(0.0, wait_s))
@@ -132,16 +132,3 @@ class _Held:
 
     def __repr__(self) -> str:
         return f"<Held {self._shown()}>"
-
-
-class _Nothing:
-    """No names: held by everybody at once."""
-
-    names: tuple[str, ...] = ()
-    fence: Mapping[str, int | None] = {}
-
-    def check(self, session: Session | None = None) -> None:
-        """Nothing can be lost."""
-
-    def release(self) -> None:
-        """Nothing to give back."""

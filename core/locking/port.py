@@ -11,6 +11,7 @@ rows can wait in a circle that no server sees (N13). So:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from seriatim.core.errors import Contention, SeriatimError, StoreUnavailable
@@ -63,6 +64,19 @@ class Held(Protocol):
         What can't be given back now is tried again in the background, and ends by itself after the TTL.
         """
         ...
+
+
+class NothingHeld:
+    """No names at all: `Held`, whoever asks."""
+
+    names: tuple[str, ...] = ()
+    fence: Mapping[str, int | None] = MappingProxyType({})
+
+    def check(self, session: Session | None = None) -> None:
+        """Nothing can be lost."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
 
 
 class Locks(Protocol):
