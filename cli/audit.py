@@ -11,14 +11,13 @@ from rich.table import Table
 from sqlalchemy import Connection
 
 from seriatim.cli.console import FAILED, guarded, out, print_json
+from seriatim.cli.showing import StoreOption, opened
 from seriatim.core.audit.auditing import Question
 from seriatim.core.audit.auditing import audit as audited
 from seriatim.core.audit.evidence import Ledger, groups, topics
 from seriatim.core.audit.report import SHOWN, Report, Violation
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.manifest import Sent, read_manifest
-from seriatim.core.settings import load_settings
-from seriatim.core.store import open_store
 from seriatim.core.store.port import Scope
 
 _MEANINGS = {
@@ -79,7 +78,7 @@ def audit(
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="TYPE", help="A message type that the topic ignores. Repeatable.")
     ] = None,
-    store: Annotated[str | None, typer.Option(help="Store URL.")] = None,
+    store: StoreOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Prove from the database what happened: order per key, one effect per message, nothing lost.
@@ -87,16 +86,12 @@ def audit(
     Exit status 0: no violation; 1: violations, which are shown; 2: it couldn't be asked. Times are from received to
     committed (p50_ms, p99_ms) and from produced to committed (p50_produced_ms, p99_produced_ms).
     """
-    opened = open_store(load_settings(store=store).store)
-    try:
-        opened.check()
+    with opened(store) as store_:
         sent = None if manifest is None else _messages(manifest, topic)
         ledgers = Ledger.parse(ledger) if ledger is not None else []
-        with opened.read() as connection:
+        with store_.read() as connection:
             scope = Scope(_group(connection, topic, group), topic)
             report = audited(connection, Question(scope, sent, ledgers, frozenset(ignore or ())))
-    finally:
-        opened.close()
     if as_json:
         print_json(report.as_json())
     else:

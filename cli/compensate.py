@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import ExitStack, closing
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
-from seriatim.compensation.daemon import make_engine
-from seriatim.compensation.engine import Engine
-from seriatim.core.brokers import open_broker
+from seriatim.cli.signals import obey_signals
+from seriatim.compensation.daemon import opened_engine
 from seriatim.core.errors import ConfigurationError
 from seriatim.core.log import LogObserver, configure_logging
 from seriatim.core.settings import load_settings
-from seriatim.core.store import open_store
-
-AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 
 
 @guarded
@@ -61,24 +53,6 @@ def compensate(
     loaded = None if app is None else load_app(app)
     if loaded is not None:
         loaded.configure(settings)
-    with ExitStack() as opened:
-        tables = opened.enter_context(closing(open_store(settings.store, lease_s=settings.lease_s)))
-        tables.check()
-        letters = loaded is not None and any(topic.dead_letters for topic in loaded.topics.values())
-        source = opened.enter_context(closing(open_broker(settings.broker))) if letters else None
-        observer = LogObserver(settings.log_rate)
-        parts = opened.enter_context(loaded.optional_parts(tables, observer)) if loaded is not None and direct else None
-        engine = make_engine(tables, settings, observer, loaded, direct=direct, broker=source, parts=parts)
-        _obey_signals(engine)
+    with opened_engine(settings, LogObserver(settings.log_rate), loaded, direct=direct) as engine:
+        obey_signals(engine)
         engine.run()
-
-
-def _obey_signals(engine: Engine) -> None:
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if engine.stopping:
-            os._exit(AT_ONCE)  # the second signal: what was in hand is rolled back
-        del number
-        engine.stop()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)

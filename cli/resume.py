@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from typing import Annotated
 
 import typer
 
 from seriatim.cli.console import guarded, out
+from seriatim.cli.showing import StoreOption, opened, operator
 from seriatim.compensation.resuming import resume as resume_partition
-from seriatim.core.settings import load_settings
-from seriatim.core.store import open_store
 from seriatim.core.store.port import Scope
 
 
@@ -23,13 +21,9 @@ def resume(
         bool,
         typer.Option("--accept-gap", help="Begin at the earliest message that is kept; what was trimmed is given up."),
     ] = False,
-    store: Annotated[str | None, typer.Option(help="Store URL.")] = None,
+    store: StoreOption = None,
 ) -> None:
     """Let a paused partition be consumed again, after you have looked at why it stopped (see `seriatim status`)."""
-    opened = open_store(load_settings(store=store).store)
-    try:
-        opened.check()
-        why = resume_partition(opened, Scope(group, topic), partition, getpass.getuser(), accept_gap=accept_gap)
-    finally:
-        opened.close()
+    with opened(store) as store_:
+        why = resume_partition(store_, Scope(group, topic), partition, operator(None), accept_gap=accept_gap)
     out.print(f"partition {partition} goes on; it had been paused: {why}", markup=False, highlight=False)

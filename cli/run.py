@@ -16,16 +16,15 @@ import typer
 from seriatim.cli.console import guarded
 from seriatim.cli.loading import load_app
 from seriatim.cli.serving import check, watched_worker
+from seriatim.cli.signals import obey_signals
 from seriatim.compensation.daemon import compensating
 from seriatim.core.app import App
 from seriatim.core.log import LOGGER, LogObserver, configure_logging
 from seriatim.core.settings import Settings, load_settings
-from seriatim.core.worker import Worker
 
 _SIBLINGS = "_SERIATIM_SIBLINGS"  #: how many processes `--workers` started, told to each of them
 _NUMBER = "_SERIATIM_NUMBER"  #: … and which of them it is, from 0
 LONGEST_END_S = 3700.0  #: as long as the longest `stop_s`, and a little
-AT_ONCE = 130  #: exit status after a second SIGTERM or SIGINT
 
 
 @guarded
@@ -77,7 +76,7 @@ def _run_one(target: str, settings: Settings, until_idle_s: float | None) -> Non
     _explain_idle(app, settings)
     beside = compensating(app, LogObserver(settings.log_rate)) if settings.compensate else nullcontext()
     with beside, watched_worker(app, settings, int(os.environ.get(_NUMBER, "0"))) as worker:
-        _obey_signals(worker)
+        obey_signals(worker)
         worker.run(until_idle_s)
 
 
@@ -93,17 +92,6 @@ def _explain_idle(app: App, settings: Settings) -> None:
                 topic.name,
                 shares - len(topic.partitions),
             )
-
-
-def _obey_signals(worker: Worker) -> None:
-    def on_signal(number: int, _: FrameType | None) -> None:
-        if worker.stopping:
-            os._exit(AT_ONCE)  # the second signal: the broker or the position brings back what was in hand
-        del number
-        worker.stop()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
 
 
 def _run_many(workers: int) -> int:

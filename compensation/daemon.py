@@ -14,12 +14,13 @@ from seriatim.compensation.purging import Purge, check_retention, horizon
 from seriatim.compensation.watching import Watch
 from seriatim.core.app import App
 from seriatim.core.broker import Broker
+from seriatim.core.brokers import open_broker
 from seriatim.core.decision import Policy
 from seriatim.core.locking.database import purge
 from seriatim.core.observer import Observer
 from seriatim.core.optional import OptionalParts
 from seriatim.core.settings import Settings
-from seriatim.core.store import SqlStore
+from seriatim.core.store import SqlStore, open_store
 from seriatim.core.store.port import Scope
 from seriatim.core.topic import Topic
 
@@ -65,19 +66,35 @@ def make_engine(
 
 
 @contextmanager
+def opened_engine(
+    settings: Settings, observer: Observer, app: App | None = None, *, direct: bool = False
+) -> Iterator[Engine]:
+    """An engine, with all that it needs opened for the length of the block; see `make_engine`.
+
+    Raises:
+        ConfigurationError: see `make_engine`. BrokerError, StoreError: one of them is away, or isn't initialised.
+    """
+    with ExitStack() as opened:
+        store = opened.enter_context(closing(open_store(settings.store, lease_s=settings.lease_s)))
+        store.check()
+        broker = parts = None
+        if app is not None and any(topic.dead_letters for topic in app.topics.values()):
+            broker = opened.enter_context(closing(open_broker(settings.broker)))
+        if app is not None and direct:
+            parts = opened.enter_context(app.optional_parts(store, observer))
+        yield make_engine(store, settings, observer, app, direct=direct, broker=broker, parts=parts)
+
+
+@contextmanager
 def compensating(app: App, observer: Observer) -> Iterator[None]:
     """The engine on a thread of its own, beside a worker, for the length of the block.
 
     Raises:
-        ConfigurationError: see `make_engine`.
+        ConfigurationError, BrokerError, StoreError: see `opened_engine`.
         SeriatimError: it ended in a way that waiting couldn't mend.
     """
     failures: list[BaseException] = []
-    with ExitStack() as opened:
-        store = opened.enter_context(closing(app.open_store()))
-        letters = any(topic.dead_letters for topic in app.topics.values())
-        broker = opened.enter_context(closing(app.open_broker())) if letters else None
-        engine = make_engine(store, app.settings, observer, app, broker=broker)
+    with opened_engine(app.settings, observer, app) as engine:
 
         def work() -> None:
             try:

@@ -5,7 +5,8 @@ partition runs it then. What is left are the chores here, and any number of engi
 
 - `direct`: run what is due without its lane (only where the app's handlers are at hand and it is asked for);
 - `purge`: remove what is older than the retention;
-- `watch`: say which heads are overdue because nobody consumes their partition, and how much is parked.
+- `watch`: say which heads are overdue, and why nobody runs them;
+- `dead letters`: park what a broker gave up by itself.
 
 A chore that meets a store that is away is tried again with back-off, for as long as it takes.
 """
