@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, Table, case, func, select
+from sqlalchemy import Connection, RowMapping, Select, case, func, select
 
+from seriatim.compensation.selecting import of_scope
 from seriatim.core.decision import Place
 from seriatim.core.store import SqlStore
 from seriatim.core.store.schema import group_member as members
@@ -145,11 +146,6 @@ def standing(store: SqlStore, *, group: str | None = None, topic: str | None = N
         )
 
 
-def _of(table: Table, group: str | None, topic: str | None) -> list[ColumnElement[bool]]:
-    wanted = [(table.c.consumer_group, group), (table.c.topic, topic)]
-    return [column == value for column, value in wanted if value is not None]
-
-
 def _totals(
     connection: Connection, group: str | None, topic: str | None, partitions: Sequence[PartitionLine]
 ) -> Totals:
@@ -162,7 +158,7 @@ def _totals(
             func.coalesce(func.sum(case((dead, 1), else_=0)), 0),
             func.coalesce(func.sum(keys.c.aside), 0),
             func.coalesce(func.sum(case((keys.c.held, 1), else_=0)), 0),
-        ).where(*_of(keys, group, topic))
+        ).where(*of_scope(keys, group, topic))
     ).one()
     blocked_keys, waiting, dead_heads, aside, held = (int(value) for value in row)
     return Totals(
@@ -182,7 +178,7 @@ def closed_query(group: str | None, topic: str | None) -> Select[Any]:
     return (
         select(func.count())
         .select_from(messages)
-        .where(*_of(messages, group, topic), messages.c.place == Place.CLOSED.value)
+        .where(*of_scope(messages, group, topic), messages.c.place == Place.CLOSED.value)
     )
 
 
@@ -210,7 +206,7 @@ def classes_query(group: str | None, topic: str | None) -> Select[Any]:
             func.min(heads.c.id).label("parked_id"),
         )
         .select_from(keys.join(heads, heads.c.id == first))
-        .where(*_of(keys, group, topic), keys.c.depth > 0)
+        .where(*of_scope(keys, group, topic), keys.c.depth > 0)
         .group_by(*alike)
         .order_by(count.desc(), func.min(heads.c.id))
         .limit(MAX_CLASSES)
@@ -236,7 +232,7 @@ def _class(connection: Connection, row: Any) -> FailureClass:
 def _blocked(connection: Connection, group: str | None, topic: str | None, limit: int) -> list[BlockedKey]:
     chosen = (
         select(keys)
-        .where(*_of(keys, group, topic), (keys.c.depth > 0) | keys.c.held)
+        .where(*of_scope(keys, group, topic), (keys.c.depth > 0) | keys.c.held)
         .order_by(keys.c.since)
         .limit(limit)
     )
@@ -291,7 +287,7 @@ def _aside(connection: Connection, group: str | None, topic: str | None, limit: 
             messages.c.parked_at,
             messages.c.next_attempt_at,
         )
-        .where(*_of(messages, group, topic), messages.c.place == Place.ASIDE.value)
+        .where(*of_scope(messages, group, topic), messages.c.place == Place.ASIDE.value)
         .order_by(messages.c.id)
         .limit(limit)
     )
@@ -321,7 +317,7 @@ def _partitions(connection: Connection, group: str | None, topic: str | None) ->
             & (members.c.topic == owners.c.topic)
             & (members.c.member == owners.c.member),
         )
-        .where(*_of(owners, group, topic))
+        .where(*of_scope(owners, group, topic))
     )
     lines = [PartitionLine(*row) for row in connection.execute(query)]
     return sorted(lines, key=lambda line: (line.group, line.topic, len(line.partition), line.partition))

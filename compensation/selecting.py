@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, select, true
+from sqlalchemy import ColumnElement, Connection, Select, Table, exists, select, true
 from sqlalchemy.orm import aliased
 
 from seriatim.core.decision import Place, Reason
@@ -127,7 +127,8 @@ def _by_id(connection: Connection, wanted: Filter) -> list[Target]:
     ids = sorted(set(wanted.ids))
     found: dict[int, Target] = {}
     for start in range(0, len(ids), _CHUNK):
-        query = select(*_TARGET).where(rows.c.id.in_(ids[start : start + _CHUNK]), *of_scope(wanted))
+        chunk = rows.c.id.in_(ids[start : start + _CHUNK])
+        query = select(*_TARGET).where(chunk, *of_scope(rows, wanted.group, wanted.topic))
         found |= {row[0]: Target(*row) for row in connection.execute(query)}
     if missing := [f"#{one}" for one in ids if one not in found]:
         where = "".join(
@@ -145,15 +146,15 @@ def _matching(connection: Connection, wanted: Filter, meant: ColumnElement[bool]
     return [Target(*row) for row in connection.execute(query.execution_options(yield_per=PAGE))]
 
 
-def of_scope(wanted: Filter) -> list[ColumnElement[bool]]:
-    """The group and the topic, where they are given."""
-    pairs = ((rows.c.consumer_group, wanted.group), (rows.c.topic, wanted.topic))
+def of_scope(table: Table, group: str | None, topic: str | None) -> list[ColumnElement[bool]]:
+    """That a row of a table is of the group and the topic, where they are given."""
+    pairs = ((table.c.consumer_group, group), (table.c.topic, topic))
     return [column == value for column, value in pairs if value is not None]
 
 
 def matching(wanted: Filter, now: int) -> list[ColumnElement[bool]]:
     """What must hold of a row of `parked_message` at `now` (microseconds)."""
-    clauses = of_scope(wanted)
+    clauses = of_scope(rows, wanted.group, wanted.topic)
     if wanted.ids:
         clauses.append(rows.c.id.in_(wanted.ids))
     if wanted.keys:

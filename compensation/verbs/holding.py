@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, insert, select
 
-from seriatim.compensation.selecting import Target, check_scope, scopes
+from seriatim.compensation.selecting import Target, check_scope, of_scope, scopes
 from seriatim.compensation.verbs.case import Done
 from seriatim.core.decision import KeyStanding, Place, Reason
 from seriatim.core.errors import ConfigurationError
@@ -117,12 +117,11 @@ def keys_of(targets: Sequence[Target]) -> list[KeyTarget]:
 
 def held_keys(store: SqlStore, group: str | None, topic: str | None) -> list[KeyTarget]:
     """Every key that is held."""
-    wanted = [(keys.c.consumer_group, group), (keys.c.topic, topic)]
     with store.read() as connection:
         check_scope(connection, group, topic)
         query = (
             select(keys.c.consumer_group, keys.c.topic, keys.c.partition_id, keys.c.sharding_key)
-            .where(keys.c.held, *(column == value for column, value in wanted if value is not None))
+            .where(keys.c.held, *of_scope(keys, group, topic))
             .order_by(keys.c.since)
         )
         return [KeyTarget(*row) for row in connection.execute(query)]
