@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 
 from seriatim.contract.child import Taken
 from seriatim.contract.reading import Reader
+from seriatim.contract.remote import serve
 from seriatim.core.brokers import open_broker
 from seriatim.core.envelope import BIZ_KEY
-from seriatim.core.errors import SeriatimError
 from seriatim.core.message import Message, Position
 
 
@@ -50,19 +50,5 @@ class _Actor:
         self._reader.settle(upto)
 
 
-def _serve(pipe: Connection, url: str) -> None:
-    actor = _Actor(url)
-    while True:
-        try:
-            verb, arguments = pipe.recv()
-        except EOFError:  # the parent is gone
-            return
-        try:
-            answer = (True, getattr(actor, verb)(*arguments))
-        except SeriatimError as error:
-            answer = (False, f"{type(error).__name__}: {error}")
-        pipe.send(answer)
-
-
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])), sys.argv[2])
+    serve(Connection(int(sys.argv[1])), _Actor(sys.argv[2]))

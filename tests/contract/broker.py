@@ -27,8 +27,9 @@ from typing import NoReturn
 
 import pytest
 
-from seriatim.contract.child import Child, ChildFailed
+from seriatim.contract.child import Child
 from seriatim.contract.reading import Reader
+from seriatim.contract.remote import ChildFailed
 from seriatim.core.broker import Broker, Notice, NoticeKind, Producer
 from seriatim.core.brokers import open_broker
 from seriatim.core.envelope import BIZ_KEY, KEY, open_delivery

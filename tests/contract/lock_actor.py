@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from seriatim.core.errors import SeriatimError
+from seriatim.contract.remote import serve
 from seriatim.core.locking import Held, LockLost, Locks, open_locks
 from seriatim.core.store import open_store
 
@@ -75,19 +75,5 @@ def _alone(path: Path) -> bool:
     return True
 
 
-def _serve(pipe: Connection, url: str, store_url: str, ttl_s: float) -> None:
-    actor = _Actor(url, store_url, ttl_s)
-    while True:
-        try:
-            verb, arguments = pipe.recv()
-        except EOFError:  # the parent is gone
-            return
-        try:
-            answer = (True, getattr(actor, verb)(*arguments))
-        except SeriatimError as error:
-            answer = (False, f"{type(error).__name__}: {error}")
-        pipe.send(answer)
-
-
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])), sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    serve(Connection(int(sys.argv[1])), _Actor(sys.argv[2], sys.argv[3], float(sys.argv[4])))

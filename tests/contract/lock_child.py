@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe
 
-from seriatim.contract.child import Child
+from seriatim.contract.remote import Remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +16,11 @@ class Place:
     store_url: str
 
 
-class LockChild(Child):
+class LockChild(Remote):
     """The parent's side of a process with locks that live `ttl_s`. Every answer is awaited `patience_s`."""
 
     def __init__(self, place: Place, ttl_s: float, patience_s: float) -> None:
-        ours, theirs = Pipe()
-        self._pipe = ours
-        self._patience_s = patience_s
-        program = [sys.executable, "-m", "seriatim.contract.lock_actor", str(theirs.fileno()), place.url]
-        self._process = subprocess.Popen([*program, place.store_url, str(ttl_s)], pass_fds=[theirs.fileno()])
-        theirs.close()
+        super().__init__("seriatim.contract.lock_actor", place.url, place.store_url, str(ttl_s), patience_s=patience_s)
 
     def acquire(self, names: Sequence[str], wait_s: float) -> bool:
         """Take them and hold them; whether they were had."""

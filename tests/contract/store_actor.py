@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
+from seriatim.contract.remote import serve
 from seriatim.core.decision import Outcome, Status
-from seriatim.core.errors import SeriatimError
 from seriatim.core.store import open_store
 from seriatim.core.store.port import Claimed, Fenced, FenceStep, Finish, NewRecord, Scope, Session, Writes
 
@@ -69,19 +69,5 @@ def _record(partition: str, biz_key: str) -> NewRecord:
     return NewRecord(biz_key, "paid", "k", partition, None, b"d" * 32, None, 1, 1)
 
 
-def _serve(pipe: Connection, url: str) -> None:
-    actor = _Actor(url)
-    while True:
-        try:
-            verb, arguments = pipe.recv()
-        except EOFError:  # the parent is gone
-            return
-        try:
-            answer = (True, getattr(actor, verb)(*arguments))
-        except SeriatimError as error:
-            answer = (False, f"{type(error).__name__}: {error}")
-        pipe.send(answer)
-
-
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])), sys.argv[2])
+    serve(Connection(int(sys.argv[1])), _Actor(sys.argv[2]))

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from multiprocessing import Pipe
 from typing import cast
 
-from seriatim.contract.child import Child
+from seriatim.contract.remote import Remote
 from seriatim.core.store.port import Claimed, Fenced, FenceStep, Scope
 
 
-class StoreChild(Child):
+class StoreChild(Remote):
     """The parent's side of a process with one session on the store at `url`. Every answer is awaited `patience_s`."""
 
     def __init__(self, url: str, patience_s: float) -> None:
-        ours, theirs = Pipe()
-        self._pipe = ours
-        self._patience_s = patience_s
-        program = [sys.executable, "-m", "seriatim.contract.store_actor", str(theirs.fileno()), url]
-        self._process = subprocess.Popen(program, pass_fds=[theirs.fileno()])
-        theirs.close()
+        super().__init__("seriatim.contract.store_actor", url, patience_s=patience_s)
 
     @property
     def pid(self) -> int:

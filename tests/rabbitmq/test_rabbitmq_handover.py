@@ -14,7 +14,8 @@ from support.services import service_url
 from seriatim.adapters.rabbitmq import names as on_server
 from seriatim.adapters.rabbitmq.queue_reader import QueueReader
 from seriatim.contract.broker import GROUP, Scene, names, numbered
-from seriatim.contract.child import Child, ChildFailed
+from seriatim.contract.child import Child
+from seriatim.contract.remote import ChildFailed
 from seriatim.core.brokers import open_broker
 
 from .rabbit import plain_connection  # noqa: TID252
