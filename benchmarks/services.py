@@ -32,9 +32,9 @@ from benchmarks import delays, mariadb
 from benchmarks.machine import describe_machine
 from benchmarks.processes import cpu_of, family_of, running, wait_until
 from benchmarks.shop import Shop, open_shop
-from examples.loans.setup import fresh_database
 from examples.orders.app import app, orders
 from examples.orders.processes import seriatim
+from examples.proving.databases import fresh_database
 from seriatim import Settings
 from seriatim.adapters.rabbitmq import RabbitBroker
 from seriatim.core.store.port import MICROSECOND

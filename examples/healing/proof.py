@@ -6,16 +6,14 @@ failures cost the accounts that are well. Exit status 0: all holds.
 """
 
 import argparse
-import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,33 +22,29 @@ from sqlalchemy import Engine, create_engine, func, select
 from examples.healing.app import app, payments
 from examples.healing.check import check, healthy_p99_ms, progress
 from examples.healing.tables import ledger, metadata
-from examples.loans.killing import Gang, ProofError
-from examples.loans.setup import fresh_database
+from examples.proving.databases import fresh_database
+from examples.proving.killing import Gang, ProofError
+from examples.proving.trial import SERIATIM, Trial, say
 from seriatim import Settings
 from seriatim.core.store.schema import parked_key
 
 T = TypeVar("T")
 
-ROOT = Path(__file__).resolve().parents[2]
-SERIATIM = [sys.executable, "-m", "seriatim.cli.main"]
 LEASE_S = 2.0
 IDLE_S = 8.0  #: longer than a take-over and the longest back-off
 SENT_AT_ONCE = 500
 P99_FACTOR = 2.0  #: what failures may cost the accounts that are well
 
 
-@dataclass(slots=True)
-class Proof:
+@dataclass(slots=True, kw_only=True)
+class Proof(Trial):
     """One run, in a folder of its own."""
 
     accounts: int
     each: int
     kills: int
     seed: int
-    broker: str
-    store: str
     folder: Path
-    failed: list[str] = field(default_factory=list)
 
     def names(self, *, failing: bool = True) -> list[str]:
         """The accounts: 5% are sick, 1% lost, unless nothing is to fail."""
@@ -65,7 +59,7 @@ class Proof:
         names = self.names()
         self._prepare()
         total = self.accounts * self.each
-        _say(f"sending {total:,} payments of {self.accounts:,} accounts; 5% sick, 1% lost")
+        say(f"sending {total:,} payments of {self.accounts:,} accounts; 5% sick, 1% lost")
         self._send(names)
         engine = create_engine(self.store)
         try:
@@ -75,22 +69,22 @@ class Proof:
         finally:
             engine.dispose()
         sick, lost = (sum(name.startswith(kind) for name in names) for kind in ("sick", "lost"))
-        _say("what came of it")
+        say("what came of it")
         for wrong in found.wrong[:5]:
             print(f"        {wrong}")
-        self._check(not found.wrong, f"{len(found.wrong)} accounts are wrong: out of order, doubled, or incomplete")
-        self._check(found.healed == sick, f"{found.healed} of {sick} sick accounts complete and in order")
-        self._check(found.given_up == lost, f"{found.given_up} of {lost} lost ones dead, with their followers behind")
-        self._check(found.well == self.accounts - sick - lost, f"{found.well} accounts were never harmed")
-        self._check(self._audit(), "the audit finds no violation")
+        self.check(not found.wrong, f"{len(found.wrong)} accounts are wrong: out of order, doubled, or incomplete")
+        self.check(found.healed == sick, f"{found.healed} of {sick} sick accounts complete and in order")
+        self.check(found.given_up == lost, f"{found.given_up} of {lost} lost ones dead, with their followers behind")
+        self.check(found.well == self.accounts - sick - lost, f"{found.well} accounts were never harmed")
+        self.check(self._audit(), "the audit finds no violation")
 
     def _consume(self, engine: Engine, total: int) -> None:
         rng = random.Random(f"{self.seed}/kills")
         points = sorted(rng.sample(range(total // 20, total * 9 // 10), self.kills))
-        _say(f"two consumers and two daemons, of which one is killed with SIGKILL {self.kills} times")
+        say(f"two consumers and two daemons, of which one is killed with SIGKILL {self.kills} times")
         run = [*SERIATIM, "run", "examples.healing.app:app", "--until-idle", str(IDLE_S), "--log-level", "ERROR"]
         daemon = [*SERIATIM, "compensate", "examples.healing.app:app", "--direct", "--log-level", "ERROR"]
-        gang = Gang([run] * 2, self._environment(), self.folder, helpers=[daemon] * 2)
+        gang = Gang([run] * 2, self.environment(), self.folder, helpers=[daemon] * 2)
 
         def done() -> int:
             with engine.connect() as connection:
@@ -104,7 +98,7 @@ class Proof:
         names = self.names(failing=failing)
         self._prepare()
         run = [*SERIATIM, "run", "examples.healing.app:app", "--log-level", "ERROR"]
-        with Gang([run], self._environment(), self.folder).running():
+        with Gang([run], self.environment(), self.folder).running():
             self._send(names, rate)
             self._await_quiet()
         engine = create_engine(self.store)
@@ -117,9 +111,7 @@ class Proof:
     # -- its parts
 
     def _prepare(self) -> None:
-        made = self._seriatim("init", "examples.healing.app:app")
-        if made.returncode:
-            raise ProofError(made.stderr)
+        self.seriatim("init", "examples.healing.app:app")
         engine = create_engine(self.store)
         metadata.create_all(engine)
         engine.dispose()
@@ -158,37 +150,10 @@ class Proof:
         finally:
             engine.dispose()
 
-    def _environment(self) -> Mapping[str, str]:
-        return {
-            **os.environ,
-            "SERIATIM_BROKER": self.broker,
-            "SERIATIM_STORE": self.store,
-            "SERIATIM_LEASE_S": str(LEASE_S),
-        }
-
-    def _seriatim(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603 - our own command
-            [*SERIATIM, *arguments],
-            cwd=ROOT,
-            env=dict(self._environment()),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     def _audit(self) -> bool:
-        told = self._seriatim("audit", "--topic", "payments", "--json")
-        print(f"        audit: {told.stdout.strip() or told.stderr.strip()}")
+        told = self.seriatim("audit", "--topic", "payments", "--json", may_fail=True)
+        print(f"        audit: {told.stdout.strip()}")
         return told.returncode == 0
-
-    def _check(self, holds: bool, text: str) -> None:  # noqa: FBT001 - what is checked, in words
-        print(f"   {'ok ' if holds else 'NOT'}  {text}")
-        if not holds:
-            self.failed.append(text)
-
-
-def _say(text: str) -> None:
-    print(f"== {text}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -220,6 +185,7 @@ def main() -> int:
             broker=(asked.broker or f"embedded://{folder}/broker-{{n}}.db").replace("{n}", str(number)),
             store=(asked.store or f"sqlite:///{folder}/store-{{n}}.db").replace("{n}", str(number)),
             folder=folder,
+            lease_s=LEASE_S,
         )
         with fresh_database(proof.store) if asked.fresh_database else nullcontext():
             return what(proof), proof.failed

@@ -10,13 +10,12 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,14 @@ from sqlalchemy import Engine, create_engine, func, make_url, select
 
 from examples.loans.app import PARTITIONS
 from examples.loans.check import Comparison, compare
-from examples.loans.killing import Gang, ProofError, Toll
-from examples.loans.setup import fresh_database, make_tables
+from examples.loans.setup import make_tables
 from examples.loans.tables import ledger
+from examples.proving.databases import fresh_database
+from examples.proving.killing import Gang, ProofError, Toll
+from examples.proving.trial import ROOT, SERIATIM, Trial, say
 from seriatim.core.manifest import Header, read_manifest
 
-ROOT = Path(__file__).resolve().parents[2]
 LOG = ROOT.parent / "shared" / "data" / "loans.csv.gz"
-SERIATIM = [sys.executable, "-m", "seriatim.cli.main"]
 PROCESSES = 2
 DUPLICATES = 0.10
 EARLY = 0.0005
@@ -39,22 +38,19 @@ LEASE_S = 1.0
 IDLE_S = 5.0  #: longer than a take-over takes (twice the lease), so that nobody leaves too soon
 
 
-@dataclass(slots=True)
-class Proof:
+@dataclass(slots=True, kw_only=True)
+class Proof(Trial):
     """One run, in a folder of its own."""
 
     log: Path
     limit: int | None
     kills: int
     seed: int
-    broker: str
-    store: str
     folder: Path
-    failed: list[str] = field(default_factory=list)
 
     def run(self) -> bool:
         """Run it all; whether all holds."""
-        self._seriatim("init", "examples.loans.app:app")
+        self.seriatim("init", "examples.loans.app:app")
         make_tables(self.store)
         header = self._replay()
         engine = create_engine(self.store)
@@ -68,30 +64,9 @@ class Proof:
         self._judge(header, toll, audit, comparison)
         return not self.failed
 
-    def _environment(self) -> Mapping[str, str]:
-        return {
-            **os.environ,
-            "SERIATIM_BROKER": self.broker,
-            "SERIATIM_STORE": self.store,
-            "SERIATIM_LEASE_S": str(LEASE_S),
-        }
-
-    def _seriatim(self, *arguments: str, may_fail: bool = False) -> str:
-        done = subprocess.run(  # noqa: S603 - our own command
-            [*SERIATIM, *arguments],
-            cwd=ROOT,
-            env=dict(self._environment()),
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if done.returncode and not may_fail:
-            raise ProofError(f"seriatim {' '.join(arguments)} ended with status {done.returncode}")
-        return done.stdout
-
     def _replay(self) -> Header:
         manifest = self.folder / "manifest.jsonl.gz"
-        _say(f"replaying {self.log.name}: {DUPLICATES:.0%} sent twice, {EARLY:.2%} before their predecessor")
+        say(f"replaying {self.log.name}: {DUPLICATES:.0%} sent twice, {EARLY:.2%} before their predecessor")
         options = {
             "--topic": "loans",
             "--partitions": PARTITIONS,
@@ -104,18 +79,18 @@ class Proof:
             "--seed": self.seed,
             "--manifest": manifest,
         } | ({} if self.limit is None else {"--limit": self.limit})
-        told = self._seriatim("replay", str(self.log), *(str(part) for option in options.items() for part in option))
-        print(f"   {told.strip()}")
+        told = self.seriatim("replay", str(self.log), *(str(part) for option in options.items() for part in option))
+        print(f"   {told.stdout.strip()}")
         return read_manifest(manifest)[0]
 
     def _consume(self, engine: Engine, header: Header) -> Toll:
         rng = random.Random(f"{self.seed}/kills")
         points = sorted(rng.sample(range(header.messages // 50, header.messages * 19 // 20), self.kills))
-        _say(f"consuming with {PROCESSES} processes; SIGKILL at {', '.join(f'{point:,}' for point in points)} events")
+        say(f"consuming with {PROCESSES} processes; SIGKILL at {', '.join(f'{point:,}' for point in points)} events")
         url = make_url(self.store)
         lock = Path(f"{url.database}.lock") if url.get_backend_name() == "sqlite" else None
         command = [*SERIATIM, "run", "examples.loans.app:app", "--until-idle", str(IDLE_S), "--log-level", "WARNING"]
-        gang = Gang([command] * PROCESSES, self._environment(), self.folder, lock)
+        gang = Gang([command] * PROCESSES, self.environment(), self.folder, lock)
         query = select(func.coalesce(func.max(ledger.c.id), 0))
 
         def progress() -> int:
@@ -125,10 +100,10 @@ class Proof:
         return gang.work(points, progress, rng)
 
     def _audit(self) -> dict[str, Any]:
-        _say("auditing")
+        say("auditing")
         manifest = str(self.folder / "manifest.jsonl.gz")
         started = time.monotonic()
-        told = self._seriatim(
+        told = self.seriatim(
             "audit",
             "--topic",
             "loans",
@@ -138,7 +113,7 @@ class Proof:
             "loan_ledger:biz_key",
             "--json",
             may_fail=True,
-        )
+        ).stdout
         print(f"   {time.monotonic() - started:.1f} s: {told.strip()}")
         if not told.strip():
             raise ProofError("the audit couldn't be made")
@@ -146,33 +121,24 @@ class Proof:
         return answer
 
     def _judge(self, header: Header, toll: Toll, audit: Mapping[str, Any], comparison: Comparison) -> None:
-        _say("what came of it")
+        say("what came of it")
         inside = "unknown" if toll.inside is None else f"{toll.inside} of them"
         self._figure(
             f"{header.sent / toll.seconds:,.0f} messages/s ({header.sent:,} in {toll.seconds:.1f} s, kills included)"
         )
         met = toll.kills == self.kills and toll.inside != 0
-        self._check(met or not self.kills, f"{toll.kills} SIGKILLs; inside an open transaction: {inside}")
+        self.check(met or not self.kills, f"{toll.kills} SIGKILLs; inside an open transaction: {inside}")
         copies, early = header.sent - header.messages, header.early
-        self._check(audit["clean"], "the audit finds no violation")
-        self._check(audit["applied"] == header.messages, f"{audit['applied']:,} of {header.messages:,} events applied")
+        self.check(audit["clean"], "the audit finds no violation")
+        self.check(audit["applied"] == header.messages, f"{audit['applied']:,} of {header.messages:,} events applied")
         for name in ("lost", "order_violations", "double_effects"):
-            self._check(not audit[name], f"{audit[name]} {name.replace('_', ' ')}")
-        self._check(audit["duplicates"] >= copies, f"{audit['duplicates']:,} duplicates stopped; {copies:,} were sent")
-        self._check(audit["early"] >= early, f"{audit['early']:,} early; {early:,} were sent early")
-        self._check(comparison.holds, f"the log against the handler's own ledger: {comparison}")
+            self.check(not audit[name], f"{audit[name]} {name.replace('_', ' ')}")
+        self.check(audit["duplicates"] >= copies, f"{audit['duplicates']:,} duplicates stopped; {copies:,} were sent")
+        self.check(audit["early"] >= early, f"{audit['early']:,} early; {early:,} were sent early")
+        self.check(comparison.holds, f"the log against the handler's own ledger: {comparison}")
 
     def _figure(self, text: str) -> None:
         print(f"        {text}")
-
-    def _check(self, holds: bool, text: str) -> None:  # noqa: FBT001 - what is checked, in words
-        print(f"   {'ok ' if holds else 'NOT'}  {text}")
-        if not holds:
-            self.failed.append(text)
-
-
-def _say(text: str) -> None:
-    print(f"== {text}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -207,6 +173,7 @@ def main() -> int:
         broker=asked.broker or f"embedded://{folder}/broker.db",
         store=asked.store or f"sqlite:///{folder}/store.db",
         folder=folder,
+        lease_s=LEASE_S,
     )
     keep = asked.keep
     try:

@@ -4,12 +4,12 @@ import signal
 import threading
 import time
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from support.mariadb import ENTER, MariadbRig, made_database
 from support.programs import Program, here, seriatim, write_program
-from support.rig import LATER, Rig, Witness, wait_until
+from support.rig import LATER, Rig, Witness, on_a_thread, wait_until
 
 from seriatim import Backoff, ConfigurationError, Early, Policy
 from seriatim.compensation import daemon, purging, verbs
@@ -48,27 +48,11 @@ def note(ctx, what=""):
 def daemons(rig, app, count=1):
     """Engines that run what is due directly, each with a connection of its own, for as long as the block lasts."""
     witnesses = [Witness() for _ in range(count)]
-    engines, threads, failures = [], [], []
-    with closing(open_store(rig.store)) as store:
-        engines += [daemon.make_engine(store, app.settings, one, app, direct=True) for one in witnesses]
-
-        def work(engine):
-            try:
-                engine.run()
-            except BaseException as error:  # noqa: BLE001 - raised again when the block ends
-                failures.append(error)
-
-        for engine in engines:
-            threads.append(threading.Thread(target=work, args=(engine,)))
-            threads[-1].start()
-        try:
-            yield witnesses
-        finally:
-            for engine in engines:
-                engine.stop()
-            for thread in threads:
-                thread.join(20)
-    assert not failures, failures
+    with closing(open_store(rig.store)) as store, ExitStack() as working:
+        for witness in witnesses:
+            engine = daemon.make_engine(store, app.settings, witness, app, direct=True)
+            working.enter_context(on_a_thread(engine.run, engine.stop))
+        yield witnesses
 
 
 def flaky(app, policy=ONE_BY_ONE, partitions=4):

@@ -1,11 +1,11 @@
 """The proof of compensation in its short form, and that it convicts whoever overtakes, doubles or forgets."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, insert, text
+from support.programs import prove
 
 from seriatim.core.store import open_store
 
@@ -18,15 +18,7 @@ from examples.healing.tables import ledger, metadata  # noqa: E402
 
 @pytest.mark.slow
 def test_failing_accounts_heal_in_order_or_are_given_up_whoever_is_killed():
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.healing.proof", "--accounts", "100", "--each", "30", "--kills", "3"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = prove("examples.healing.proof", "--accounts", 100, "--each", 30, "--kills", 3, patience_s=300.0)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.splitlines()[-1] == "PROVED"
     assert "5 of 5 sick accounts complete and in order" in done.stdout

@@ -1,12 +1,12 @@
 """The proof on real input, in its short form: the first 20,000 events of a bank's log, processes killed four times."""
 
 import gzip
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, insert
+from support.programs import prove
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -17,15 +17,7 @@ from examples.loans.tables import ledger, metadata  # noqa: E402
 
 @pytest.mark.slow
 def test_every_event_of_the_log_takes_effect_once_and_in_order_whoever_is_killed():
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.loans.proof", "--limit", "20000", "--kills", "4"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = prove("examples.loans.proof", "--limit", 20_000, "--kills", 4)
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.splitlines()[-1] == "PROVED"
@@ -65,14 +57,7 @@ def test_the_ledger_convicts_whoever_loses_doubles_or_swaps_an_event(tmp_path, w
 
 
 def test_without_the_log_the_proof_says_what_it_needs(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.loans.proof", tmp_path / "nowhere.csv.gz"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = prove("examples.loans.proof", tmp_path / "nowhere.csv.gz", patience_s=60.0)
 
     assert done.returncode == 2
     assert "give the path of loans.csv.gz, or set SERIATIM_LOANS" in done.stderr

@@ -55,12 +55,8 @@ def client():
 @pytest.fixture
 def own(tmp_path):
     """A Redis of the test's own, that it may stop, empty and configure."""
-    server = OwnService(tmp_path, "redis")
-    server.start()
-    yield server
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(server.pidfile.read_text().split()[0]), signal.SIGCONT)
-    server.say("stop")
+    with OwnService(tmp_path, "redis").running() as server:
+        yield server
 
 
 @pytest.fixture

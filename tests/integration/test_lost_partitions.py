@@ -3,7 +3,7 @@
 import contextlib
 import threading
 
-from support.rig import Witness, enter, wait_until
+from support.rig import Witness, enter, on_a_thread, wait_until
 
 from seriatim import BrokerError
 from seriatim.adapters.embedded import EmbeddedBroker
@@ -56,21 +56,15 @@ def test_what_can_t_be_read_is_in_status_and_not_ready_until_it_can(rig, monkeyp
     monkeypatch.setattr(EmbeddedBroker, "declare", declare_or_refuse)
     app, orders = shop(rig)
     rig.send(orders, "a", biz_key="a/0")
-    with app.worker(Witness()) as worker:
-        thread = threading.Thread(target=worker.run)
-        thread.start()
-        try:
-            wait_until(lambda: rig.ledger() == ["a/0"], "the first")
-            wait_until(lambda: worker.health().ready, "readiness")
-            refused.set()
-            delete(app, orders)
-            wait_until(lambda: any(lines(rig)), "the trouble in status")
-            wait_until(lambda: worker.health().lanes[0].condition is Condition.PARTITION_AWAY, "the health")
-            assert not worker.health().ready
-            assert worker.health().live
-            refused.clear()
-            wait_until(lambda: lines(rig) == [None], "its end in status")
-            wait_until(lambda: worker.health().ready, "readiness again")
-        finally:
-            worker.stop()
-            thread.join(20)
+    with app.worker(Witness()) as worker, on_a_thread(worker.run, worker.stop):
+        wait_until(lambda: rig.ledger() == ["a/0"], "the first")
+        wait_until(lambda: worker.health().ready, "readiness")
+        refused.set()
+        delete(app, orders)
+        wait_until(lambda: any(lines(rig)), "the trouble in status")
+        wait_until(lambda: worker.health().lanes[0].condition is Condition.PARTITION_AWAY, "the health")
+        assert not worker.health().ready
+        assert worker.health().live
+        refused.clear()
+        wait_until(lambda: lines(rig) == [None], "its end in status")
+        wait_until(lambda: worker.health().ready, "readiness again")

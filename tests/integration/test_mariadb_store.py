@@ -737,10 +737,8 @@ def test_an_owner_that_ends_or_stands_still_inside_its_transaction_is_replaced(r
 @pytest.fixture
 def own_server(tmp_path):
     """A MariaDB of the test's own, that it may kill."""
-    server = OwnService(tmp_path, "mariadb")
-    server.start()
-    yield server
-    server.say("stop")
+    with OwnService(tmp_path, "mariadb").running() as server:
+        yield server
 
 
 @pytest.mark.slow

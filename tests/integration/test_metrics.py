@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.programs import Program, here, write_program
-from support.rig import LATER, PATIENCE_S, QUICK, enter, wait_until
+from support.rig import LATER, PATIENCE_S, QUICK, enter, on_a_thread, wait_until
 
 from seriatim import Early, Reject, StateMachine
 from seriatim.cli import serving
@@ -99,26 +99,10 @@ def watchable(rig, **settings):
 @contextmanager
 def watched(app):
     """A worker of the app on a thread of its own, served as `seriatim run` serves it."""
-    failures = []
     with watched_worker(app, app.settings) as worker:
-
-        def work():
-            try:
-                worker.run()
-            except BaseException as error:  # noqa: BLE001 - raised again when the block ends
-                failures.append(error)
-
-        thread = threading.Thread(target=work)
         one = Watched(serving.access(app.settings).address.port, worker)
-        thread.start()
-        try:
+        with on_a_thread(worker.run, worker.stop):
             yield one
-        finally:
-            worker.stop()
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive(), "the worker didn't stop"
-    if failures:
-        raise failures[0]
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """What a policy of the server's gives up is parked, flagged, and waits for a person (design ch. 4; FC-D)."""
 
 import contextlib
-import threading
 import time
 
 import pytest
-from support.rig import Witness, enter, wait_until
+from support.rig import Witness, enter, on_a_thread, wait_until
 from support.services import service_url
 
 from seriatim import App, Policy, Settings
@@ -39,7 +38,8 @@ def test_what_the_server_gave_up_is_parked_once_and_leaves_the_queue(rig, letter
         witness = Witness()
         with contextlib.closing(open_store(rig.store)) as store, contextlib.closing(open_broker(url)) as broker:
             engine = make_engine(store, app.settings, witness, app, broker=broker)
-            run_until(engine, lambda: rig.parked("dead"))
+            with on_a_thread(engine.run, engine.stop):
+                wait_until(lambda: rig.parked("dead"), "the dead letter")
         assert [row[0] for row in rig.parked()] == ["a/0"]
         assert "order broken" in rig.parked()[0][3]
         assert [one["source"] for one in witness.seen("dead letters parked")] == [letters]
@@ -47,16 +47,6 @@ def test_what_the_server_gave_up_is_parked_once_and_leaves_the_queue(rig, letter
     finally:
         with contextlib.closing(open_broker(url)) as broker:
             broker.delete(orders.name, ("shop",))
-
-
-def run_until(engine, condition):
-    thread = threading.Thread(target=engine.run)
-    thread.start()
-    try:
-        wait_until(condition, "the dead letter")
-    finally:
-        engine.stop()
-        thread.join(20)
 
 
 def give_up(letters, message):

@@ -2,17 +2,13 @@
 
 import contextlib
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
+from support.programs import prove
 from support.services import service_url
 
 from seriatim.core.brokers import open_broker
-
-ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -28,22 +24,8 @@ def fresh_topic(url, topic, group):
 
 def run(module, url, *arguments):
     store = make_url(service_url("mariadb")).set(database=f"seriatim_{module.split('.')[1]}_{os.getpid()}")
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            module,
-            *("--broker", url),
-            *("--store", store.render_as_string(hide_password=False), "--fresh-database"),
-            *arguments,
-        ],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    named = store.render_as_string(hide_password=False)
+    return prove(module, "--broker", url, "--store", named, "--fresh-database", *arguments)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from seriatim.cli.main import app as command
 
 PATIENCE_S = 40.0  #: no program runs longer
+ROOT = Path(__file__).parents[2]
 
 HEADER = """
 import os, signal, sys, time
@@ -79,6 +80,19 @@ class Program:
         if self.running:
             self.process.kill()
         self.process.communicate()
+
+
+def prove(module: str, *arguments: object, patience_s: float = 600.0) -> "subprocess.CompletedProcess[str]":
+    """Run a proof of the examples to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *(str(one) for one in arguments)],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience_s,
+    )
 
 
 class Ended:

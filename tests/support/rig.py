@@ -4,7 +4,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -132,27 +132,11 @@ class Rig:
     def working(self, app: App) -> Any:
         """A worker on a thread of its own, for as long as the block lasts; what it does so far."""
         witness = Witness()
-        failures: list[BaseException] = []
         with app.worker(witness) as worker:
             ready = threading.Event()
-
-            def work() -> None:
-                try:
-                    worker.run(None, ready.set)
-                except BaseException as error:  # noqa: BLE001 - raised again when the block ends
-                    failures.append(error)
-
-            thread = threading.Thread(target=work, name=f"worker of {app.group}")
-            thread.start()
-            try:
+            with on_a_thread(lambda: worker.run(None, ready.set), worker.stop):
                 assert ready.wait(PATIENCE_S), "the worker didn't begin"
                 yield witness
-            finally:
-                worker.stop()
-                thread.join(PATIENCE_S)
-                assert not thread.is_alive(), "the worker didn't stop"
-        if failures:
-            raise failures[0]
 
     def run_until(self, app: App, condition: Callable[[], Any], what: str = "what was awaited") -> Witness:
         """Run a worker until `condition` holds."""
@@ -208,6 +192,29 @@ class Rig:
             yield store
         finally:
             store.close()
+
+
+@contextmanager
+def on_a_thread(work: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    """Work on a thread of its own while the block lasts, then stop it; what it raised is raised after the block."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again when the block ends
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="at work")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "it didn't stop"
+    if failures:
+        raise failures[0]
 
 
 def wait_until(condition: Callable[[], Any], what: str = "what was awaited", patience_s: float = PATIENCE_S) -> None:

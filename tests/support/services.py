@@ -3,8 +3,11 @@
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -90,6 +93,17 @@ class OwnService:
         started = self.say("start")
         if started.returncode:
             raise ServiceMissing(started.stderr)
+
+    @contextmanager
+    def running(self) -> "Iterator[OwnService]":
+        """It runs for the length of the block, and is stopped after it, also where it was frozen or killed."""
+        self.start()
+        try:
+            yield self
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGCONT)
+            self.say("stop")
 
     @property
     def pid(self) -> int:
