@@ -51,7 +51,7 @@ class Topic:
 
     def on(
         self,
-        type: str,  # noqa: A002
+        type: str,  # noqa: A002 - the contract's word
         *,
         moves: Transition | None = None,
         once: bool = False,
@@ -77,7 +77,7 @@ class Topic:
 
         return register
 
-    def handler(self, type: str) -> Handler | None:  # noqa: A002
+    def handler(self, type: str) -> Handler | None:  # noqa: A002 - the contract's word
         """The handler of a message type."""
         return self._handlers.get(type) or self._handlers.get(ANY)
 
@@ -100,7 +100,7 @@ class Topic:
         """The types that have handlers, in words."""
         return ", ".join(sorted(self._handlers)) or "none"
 
-    def default_biz_key(self, sharding_key: str, type: str) -> str | None:  # noqa: A002
+    def default_biz_key(self, sharding_key: str, type: str) -> str | None:  # noqa: A002 - the contract's word
         """``<sharding key>:<type>`` for a type that happens once in the life of its key, else None."""
         handler = self.handler(type)
         return f"{sharding_key}:{type}" if handler is not None and handler.has_default_biz_key else None
@@ -109,7 +109,7 @@ class Topic:
         self,
         *,
         key: str | int | bytes,
-        type: str,  # noqa: A002
+        type: str,  # noqa: A002 - the contract's word
         body: Any,
         biz_key: str | None = None,
         headers: Mapping[str, str] = NO_HEADERS,

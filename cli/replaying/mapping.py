@@ -28,7 +28,7 @@ class Columns:
     names: tuple[str, ...]  #: every column that is needed
 
     @classmethod
-    def of(cls, key: str, type: str, time: str | None, seq: str | None, biz_key: str | None) -> Columns:  # noqa: A002
+    def of(cls, key: str, type: str, time: str | None, seq: str | None, biz_key: str | None) -> Columns:  # noqa: A002 - the contract's word
         """The columns, the biz_key being ``<key>:<seq>`` unless it is said.
 
         Raises:

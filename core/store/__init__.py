@@ -39,7 +39,7 @@ def open_store(
 def _open_mysql(url: URL, lease_s: float) -> SqlStore:
     try:
         from seriatim.core.store.mysql import MysqlDialect  # noqa: PLC0415 - its driver is an optional part
-        from seriatim.core.store.mysql_store import MysqlStore  # noqa: PLC0415
+        from seriatim.core.store.mysql_store import MysqlStore  # noqa: PLC0415 - as above
     except ImportError as error:
         raise ConfigurationError(f"store {url.drivername}://: {error}; pip install 'seriatim[mysql]'") from error
     return MysqlStore(MysqlDialect(url, lease_s=lease_s))

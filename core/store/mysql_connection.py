@@ -32,7 +32,7 @@ class KeptCursor(DriverCursor):
 
     def _query(self, query: Any) -> Any:
         with self._get_db().mutex:  # type: ignore[attr-defined]  # the driver's own internals
-            return super()._query(query)  # type: ignore[misc]
+            return super()._query(query)  # type: ignore[misc]  # not in the stubs: an internal
 
 
 class KeptConnection(DriverConnection):
@@ -50,7 +50,7 @@ class KeptConnection(DriverConnection):
 
     def _create_ssl_ctx(self, wanted: Any) -> ssl.SSLContext:
         """What TLS is made with; where none was asked for, the driver uses it if the server has it, unverified."""
-        return super()._create_ssl_ctx(wanted) if wanted else _opportunistic()  # type: ignore[misc]
+        return super()._create_ssl_ctx(wanted) if wanted else _opportunistic()  # type: ignore[misc]  # as above
 
     def query(self, sql: Any, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 - the driver's own signature
         """Send a statement. One that the server wouldn't take is refused here: there it would cost the connection."""

@@ -148,7 +148,7 @@ def library() -> ModuleType:
     """
     try:
         import prometheus_client  # noqa: PLC0415 - an optional part
-        import prometheus_client.core  # noqa: PLC0415
+        import prometheus_client.core  # noqa: PLC0415 - as above
     except ImportError as error:
         raise ConfigurationError(
             f"metrics need prometheus-client ({error}); pip install 'seriatim[metrics]'"

@@ -49,7 +49,7 @@ class Proof(Trial):
     def names(self, *, failing: bool = True) -> list[str]:
         """The accounts: 5% are sick, 1% lost, unless nothing is to fail."""
         kinds = [
-            "lost" if failing and n % 100 == 0 else "sick" if failing and 1 <= n % 100 <= 5 else "well"  # noqa: PLR2004
+            "lost" if failing and n % 100 == 0 else "sick" if failing and 1 <= n % 100 <= 5 else "well"  # noqa: PLR2004 - of every hundred
             for n in range(self.accounts)
         ]
         return [f"{kind}-{n:05}" for n, kind in enumerate(kinds)]

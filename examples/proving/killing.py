@@ -101,7 +101,7 @@ class Gang:
     def _start(self, command: Sequence[str]) -> None:
         path = self.folder / f"worker-{len(self._logs) + 1}.log"
         with path.open("wb") as log:
-            process = subprocess.Popen(command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603
+            process = subprocess.Popen(command, env=dict(self.environment), stdout=log, stderr=log)  # noqa: S603 - our own command
         self._alive.append(process)
         self._logs[process.pid] = path
 

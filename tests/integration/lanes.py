@@ -108,13 +108,13 @@ class Faults:
         dialect = store._engine.dialect  # noqa: SLF001 - a process is killed from outside
         for name in EXECUTE:
             setattr(dialect, name, self._before(getattr(dialect, name)))
-        dialect.do_commit = self._commit(dialect.do_commit)  # type: ignore[method-assign]
+        dialect.do_commit = self._commit(dialect.do_commit)  # type: ignore[method-assign]  # the fault that is planted
 
     # -- what differs from database to database
 
     def in_its_turn(self) -> bool:
         """Whether somebody else who acts now would wait for this process."""
-        return self.session._exclusive._lock.held  # type: ignore[attr-defined]  # noqa: SLF001
+        return self.session._exclusive._lock.held  # type: ignore[attr-defined]  # noqa: SLF001 - seen from inside: no public way
 
     def failure(self, what: str) -> Exception:
         """What the driver raises, once it has happened."""
@@ -247,7 +247,7 @@ class Process:
 
     def work(self, *, read_stamps: bool) -> bool:
         """One round; reading the change stamps first, or finding out at the fence."""
-        self.lane._stamps_read = float("-inf" if read_stamps else "inf")  # noqa: SLF001
+        self.lane._stamps_read = float("-inf" if read_stamps else "inf")  # noqa: SLF001 - seen from inside: no public way
         return self.lane.work(0.0)
 
     def bury(self) -> None:

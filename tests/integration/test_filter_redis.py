@@ -345,7 +345,7 @@ def test_an_operator_is_told_when_it_can_t_be_forgotten(opened):
 def test_an_operator_s_word_is_passed_on_while_the_breaker_rests(opened):
     front = opened(read_s=5.0, breaker=Breaker(clock=Clock()))
     front.remember(GROUP, TOPIC, {"b1": PAID})
-    front._breaker.failed()  # noqa: SLF001
+    front._breaker.failed()  # noqa: SLF001 - a fault is planted where no public way leads
     assert front.forget(GROUP, TOPIC, ["b1"]) is True
     assert opened(read_s=5.0).known(GROUP, TOPIC, ["b1"]) == {}
 

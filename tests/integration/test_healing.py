@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from examples.healing.check import check  # noqa: E402 - after the path
-from examples.healing.tables import ledger, metadata  # noqa: E402
+from examples.healing.tables import ledger, metadata  # noqa: E402 - after the path
 
 
 @pytest.mark.slow

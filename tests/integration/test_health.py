@@ -15,7 +15,7 @@ from seriatim.core.errors import BrokerError, CommitUnknown, Contention, FenceLo
 from seriatim.core.store import open_store
 from seriatim.core.topic_lane import TopicLane
 
-from .test_metrics import Watched, quiet, watchable, watched  # noqa: TID252, F401 - a fixture
+from .test_metrics import Watched, quiet, watchable, watched  # noqa: F401 - a fixture
 
 READY = {"status": "ready", "keeper": "ready", "lanes": {"lane-0": "ready"}}
 
@@ -124,7 +124,7 @@ def test_a_handler_may_take_as_long_as_it_needs(rig, hasty):
 def test_a_slow_handler_that_fails_is_not_held_against_what_comes_after_it_in_the_round(rig, hasty, monkeypatch):
     app = watchable(rig)
     orders = app.topic("orders", partitions=1, policy=Policy(tries_at_once=1, backoff=Backoff(base_s=0.01, cap_s=0.01)))
-    gather, calls = TopicLane._gather, []  # noqa: SLF001
+    gather, calls = TopicLane._gather, []  # noqa: SLF001 - seen from inside: no public way
 
     @orders.on("step")
     def step(event, ctx):
@@ -148,7 +148,7 @@ def test_a_lane_that_hangs_outside_any_handler_is_stuck_until_it_goes_on(rig, ha
     app = watchable(rig)
     steps(app)
     go = threading.Event()
-    gather = TopicLane._gather  # noqa: SLF001
+    gather = TopicLane._gather  # noqa: SLF001 - seen from inside: no public way
 
     def hang(self, timeout_s):
         go.wait(30)
@@ -169,7 +169,7 @@ def test_a_thread_that_dies_ends_liveness_for_as_long_as_the_process_is_still_th
     app = watchable(rig)
     steps(app)
     end = threading.Event()
-    with pytest.raises(RuntimeError, match="a bug"), watched(app) as one:  # noqa: PT012
+    with pytest.raises(RuntimeError, match="a bug"), watched(app) as one:  # noqa: PT012 - it is raised when the block ends
         wait_until(lambda: is_ready(one), "readiness")
         monkeypatch.setattr(one.worker.__class__, "_shut_down", lambda self, keeper: end.wait(30))
 
@@ -186,7 +186,7 @@ def test_a_thread_that_dies_ends_liveness_for_as_long_as_the_process_is_still_th
         finally:
             monkeypatch.undo()
             one.worker._stopping.set()  # noqa: SLF001 - the one that is left
-            for lane in one.worker._lanes:  # noqa: SLF001
+            for lane in one.worker._lanes:  # noqa: SLF001 - seen from inside: no public way
                 lane.stop()
             end.set()
 
@@ -200,7 +200,7 @@ def hurried(monkeypatch):
 
     def opened(url, **options):
         store = open_store(url, lock_timeout_s=0.3, **options)
-        events.listen(store._engine, "connect", lambda one, _: one.execute("PRAGMA busy_timeout = 300").close())  # noqa: SLF001
+        events.listen(store._engine, "connect", lambda one, _: one.execute("PRAGMA busy_timeout = 300").close())  # noqa: SLF001 - set up where no public way leads
         return store
 
     monkeypatch.setattr("seriatim.core.app.open_store", opened)
@@ -265,12 +265,12 @@ def test_a_broker_that_is_away_ends_readiness_not_liveness_and_it_comes_back(rig
     log = rig.folder / "log.db"
     with watched(app) as one:
         wait_until(lambda: is_ready(one), "readiness")
-        os.rename(log, rig.folder / "elsewhere")  # noqa: PTH104
+        os.rename(log, rig.folder / "elsewhere")  # noqa: PTH104 - the log is a text
         wait_until(lambda: one.health()[1]["lanes"]["lane-0"] == "broker away", "the word of it")
         assert one.health()[0] == 503
         assert one.health()[1]["keeper"] == "ready"
         stays(one, 200)
-        os.rename(rig.folder / "elsewhere", log)  # noqa: PTH104
+        os.rename(rig.folder / "elsewhere", log)  # noqa: PTH104 - the log is a text
         wait_until(lambda: is_ready(one), "readiness again")
         rig.send(orders, "a")
         wait_until(rig.ledger, "the message")

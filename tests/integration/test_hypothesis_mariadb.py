@@ -24,10 +24,10 @@ from support.mariadb import Database, made_database
 from seriatim.core.errors import SeriatimError
 from seriatim.core.store import SqlStore, open_store, schema
 
-from ..unit.stream import MESSAGES, bounds, focused, hunting  # noqa: TID252
-from .lanes import EXECUTE, Faults  # noqa: TID252
-from .test_hypothesis_store import PLANTED as PLANTED_ON_SQLITE  # noqa: TID252
-from .test_hypothesis_store import PROCESSES, SCOPE, StoreMachine, accidents  # noqa: TID252
+from ..unit.stream import MESSAGES, bounds, focused, hunting
+from .lanes import EXECUTE, Faults
+from .test_hypothesis_store import PLANTED as PLANTED_ON_SQLITE
+from .test_hypothesis_store import PROCESSES, SCOPE, StoreMachine, accidents
 
 LEDGER = (
     "CREATE TABLE ledger (n BIGINT PRIMARY KEY AUTO_INCREMENT, biz_key VARCHAR(255), sharding_key VARCHAR(255),"
@@ -98,11 +98,11 @@ class MariadbFaults(Faults):
         self.connections = []
         self.deadlocks = 0
         self._late = []
-        event.listen(store._engine, "connect", lambda raw, _: self.connections.append(raw))  # noqa: SLF001
+        event.listen(store._engine, "connect", lambda raw, _: self.connections.append(raw))  # noqa: SLF001 - set up where no public way leads
 
     def in_its_turn(self) -> bool:
         """In a transaction that has begun on the server, and may hold rows."""
-        return self.session._writing and in_transaction(self._raw)  # noqa: SLF001
+        return self.session._writing and in_transaction(self._raw)  # noqa: SLF001 - seen from inside: no public way
 
     def failure(self, what: str) -> Exception:
         """The connection is lost; or the server chose this transaction to end a deadlock."""
@@ -125,14 +125,14 @@ class MariadbFaults(Faults):
     @property
     def _raw(self):
         """The driver's connection that it works with."""
-        return self.session._connection.connection.driver_connection  # noqa: SLF001
+        return self.session._connection.connection.driver_connection  # noqa: SLF001 - seen from inside: no public way
 
     def _cut(self, connections) -> None:
         """The sockets close without a goodbye."""
         there = [raw for raw in connections if raw.open]
         for raw in there:
             with raw.mutex:
-                raw._force_close()  # noqa: SLF001
+                raw._force_close()  # noqa: SLF001 - a fault is planted where no public way leads
         self.server.wait_until_gone([raw.thread_id() for raw in there])
 
     def _is_now(self) -> bool:
@@ -154,7 +154,7 @@ class MariadbFaults(Faults):
         """The connection breaks for the client only: its COMMIT is on its way, and the server will see to it."""
         raw = self._raw
         with raw.mutex:
-            socket, raw._sock, raw._rfile = raw._sock, None, None  # noqa: SLF001
+            socket, raw._sock, raw._rfile = raw._sock, None, None  # noqa: SLF001 - a fault is planted where no public way leads
 
         def arrive():
             time.sleep(LATE_S)
@@ -223,7 +223,7 @@ class MariadbMachine(StoreMachine):
 
 def _keep_time(store: SqlStore, now) -> None:
     """The server's time, as the store's connections see it, is `now`: set anew where it has changed."""
-    dialect, told = store._engine.dialect, WeakKeyDictionary()  # noqa: SLF001
+    dialect, told = store._engine.dialect, WeakKeyDictionary()  # noqa: SLF001 - seen from inside: no public way
 
     def before(call):
         def execute(cursor, *arguments, **options):

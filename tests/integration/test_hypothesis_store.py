@@ -39,9 +39,9 @@ from seriatim.core.topic import Topic
 from seriatim.core.topic_lane import TopicLane
 from seriatim.core.transactor import Transactor
 
-from ..unit.promises import Effect, Picture, RecordRow, broken, unended  # noqa: TID252
-from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, focused, hunting, released, skipped  # noqa: TID252
-from .lanes import TTL, Daemon, Died, Faults, Log, Process  # noqa: TID252
+from ..unit.promises import Effect, Picture, RecordRow, broken, unended
+from ..unit.stream import HOMES, MESSAGES, TOPIC, Stream, bounds, focused, hunting, released, skipped
+from .lanes import TTL, Daemon, Died, Faults, Log, Process
 
 SCOPE = Scope("warehouse", TOPIC)
 LEDGER = "CREATE TABLE ledger (n INTEGER PRIMARY KEY AUTOINCREMENT, biz_key, sharding_key, home, body, epoch)"
@@ -112,7 +112,7 @@ class StoreMachine(Stream):
     def open_store(self) -> SqlStore:
         """As a process of its own opens it; its time is `now`."""
         store = open_store(f"sqlite:///{self.folder}/store.db", clock=lambda: self.now, lock_timeout_s=5.0)
-        event.listen(store._engine, "connect", _hurry)  # noqa: SLF001
+        event.listen(store._engine, "connect", _hurry)  # noqa: SLF001 - set up where no public way leads
         return store
 
     def drop_database(self):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from examples.loans.check import Comparison, compare  # noqa: E402 - after the path
-from examples.loans.tables import ledger, metadata  # noqa: E402
+from examples.loans.tables import ledger, metadata  # noqa: E402 - after the path
 
 
 @pytest.mark.slow

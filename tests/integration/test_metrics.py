@@ -26,7 +26,7 @@ from seriatim.core.telemetry.catalogue import METRICS, STORE_GAUGES
 from seriatim.core.telemetry.gauges import StoreGauges
 from seriatim.core.worker import Worker
 
-TOKEN = "of-these-tests-alone"  # noqa: S105
+TOKEN = "of-these-tests-alone"  # noqa: S105 - a secret of these tests alone
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -318,15 +318,15 @@ def test_a_store_that_hangs_holds_up_no_scrape_and_is_said_in_time(rig, monkeypa
         monkeypatch.setattr(gauges, "HUNG_S", 0.3)
         source = StoreGauges(store, "shop", {"orders": LATER})
         list(source.read())
-        wait_until(source._done.is_set, "the first reading")  # noqa: SLF001
+        wait_until(source._done.is_set, "the first reading")  # noqa: SLF001 - seen from inside: no public way
         monkeypatch.setattr(store, "read", hang)
-        source._next_at = 0.0  # noqa: SLF001
+        source._next_at = 0.0  # noqa: SLF001 - a fault is planted where no public way leads
         began = time.monotonic()
         assert len(list(source.read())) > 1, "what was read a moment ago is still good"
         assert time.monotonic() - began < 5
         wait_until(lambda: [value for _, _, value in source.read()] == [0.0], "the word that it hangs")
         go.set()
-        wait_until(source._done.is_set, "the end of the reading")  # noqa: SLF001
+        wait_until(source._done.is_set, "the end of the reading")  # noqa: SLF001 - seen from inside: no public way
         assert len(list(source.read())) > 1
 
 
@@ -390,7 +390,7 @@ def page(environ, start_response):
 def quick(monkeypatch):
     """A server that gives a connection half a second."""
     monkeypatch.setattr(serving, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(serving._Handler, "timeout", 0.5)  # noqa: SLF001
+    monkeypatch.setattr(serving._Handler, "timeout", 0.5)  # noqa: SLF001 - a fault is planted where no public way leads
 
 
 def test_clients_that_hang_or_dawdle_keep_nobody_else_waiting_for_long(quick, capfd):
@@ -461,7 +461,7 @@ def test_a_server_ends_with_its_owner_whoever_is_connected_and_gives_its_port_ba
         address = server.address
         with closing(socket.create_connection(server.server_address)) as hung:
             hung.send(b"GET / HT")
-            wait_until(lambda: server._open, "the connection")  # noqa: SLF001
+            wait_until(lambda: server._open, "the connection")  # noqa: SLF001 - seen from inside: no public way
             began = time.monotonic()
             server.__exit__(None, None, None)
             assert time.monotonic() - began < 2

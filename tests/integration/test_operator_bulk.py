@@ -15,7 +15,7 @@ from seriatim.compensation.verbs import slices
 from seriatim.core.errors import StoreUnavailable
 from seriatim.core.store.sql import SqlSession
 
-from .test_operator_verbs import actions, blocked, ids, shop, tables  # noqa: TID252
+from .test_operator_verbs import actions, blocked, ids, shop, tables
 
 
 def parked(rig, *arguments, **environment):

@@ -12,7 +12,7 @@ from seriatim.compensation import canary
 from seriatim.compensation.canary import Canary
 from seriatim.compensation.selecting import Filter
 
-from .test_operator_verbs import actions, do, ids  # noqa: TID252
+from .test_operator_verbs import actions, do, ids
 
 AWAY = ("--error", "bank away", "--timeout", "20s")
 

@@ -6,8 +6,8 @@ import pytest
 from support.mariadb import ENTER, MariadbRig, made_database
 from support.programs import here
 
-from . import test_operator_canary as canary  # noqa: TID252
-from . import test_operator_verbs as verbs  # noqa: TID252
+from . import test_operator_canary as canary
+from . import test_operator_verbs as verbs
 
 STORIES = [
     verbs.test_retry_of_a_head_runs_it_at_once_and_those_behind_it_in_order,

@@ -15,7 +15,7 @@ from seriatim.compensation.parked import listing
 from seriatim.compensation.selecting import MEANT, Filter
 from seriatim.core.store.schema import parked_key, parked_message
 
-from .test_operator_verbs import SCOPE, blocked, do, ids, shop  # noqa: TID252
+from .test_operator_verbs import SCOPE, blocked, do, ids, shop
 
 SCREEN = 50  #: lines
 MANY = 100_000

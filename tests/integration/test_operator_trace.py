@@ -11,7 +11,7 @@ from seriatim.compensation.story import newest
 from seriatim.compensation.verbs.holding import last_seen
 from seriatim.core.store.schema import attempt_log, idempotent_record, operator_action, parked_message
 
-from .test_operator_verbs import SCOPE, blocked, do, edited, ids, shop  # noqa: TID252
+from .test_operator_verbs import SCOPE, blocked, do, edited, ids, shop
 
 
 def trace(rig, *arguments):

@@ -5,7 +5,7 @@ from support.rig import LATER, wait_until
 
 from seriatim import Backoff, Policy
 
-from .test_lanes import failing  # noqa: TID252
+from .test_lanes import failing
 
 
 def policy(**caps):

@@ -11,7 +11,7 @@ from seriatim.contract.broker import LogContract, Scene, ServerContract, names, 
 from seriatim.contract.reading import Reader
 from seriatim.core.broker import NoticeKind
 
-from .rabbit import OwnRabbit, manage  # noqa: TID252
+from .rabbit import OwnRabbit, manage
 
 GROUPS = ("warehouse", "another")
 

@@ -13,7 +13,7 @@ from seriatim.compensation.daemon import make_engine
 from seriatim.core.brokers import open_broker
 from seriatim.core.store import open_store
 
-from .rabbit import plain_connection  # noqa: TID252
+from .rabbit import plain_connection
 
 
 @pytest.fixture

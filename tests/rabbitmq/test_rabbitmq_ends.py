@@ -11,9 +11,9 @@ from seriatim.core.broker import NoticeKind
 from seriatim.core.brokers import open_broker
 from seriatim.core.errors import BrokerError, ConfigurationError
 
-from .certificates import Authority  # noqa: TID252
-from .rabbit import OwnRabbit  # noqa: TID252
-from .watching import consuming, first_batch, follow, scene_at, send_again, trouble_of, until  # noqa: TID252
+from .certificates import Authority
+from .rabbit import OwnRabbit
+from .watching import consuming, first_batch, follow, scene_at, send_again, trouble_of, until
 
 QUEUES = ("quorum", "classic")
 EVERY_TYPE = (*QUEUES, "stream")

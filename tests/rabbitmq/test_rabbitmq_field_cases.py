@@ -16,7 +16,7 @@ from seriatim.adapters.rabbitmq import names as on_server
 from seriatim.adapters.rabbitmq.link import Link
 from seriatim.core.brokers import open_broker
 
-from .rabbit import plain_connection  # noqa: TID252
+from .rabbit import plain_connection
 
 GROUP = "shop"
 

@@ -18,7 +18,7 @@ from seriatim.contract.child import Child
 from seriatim.contract.remote import ChildFailed
 from seriatim.core.brokers import open_broker
 
-from .rabbit import plain_connection  # noqa: TID252
+from .rabbit import plain_connection
 
 pytestmark = pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 WINDOW = 10
@@ -62,7 +62,7 @@ def test_leaving_right_after_an_acknowledgement_with_the_window_full_keeps_order
         old.settle(5)
         if way == "cut socket":
             old.consumer._link.cut()  # noqa: SLF001 - as a network does
-            old.consumer._link.ask(lambda done: done(), 5)  # noqa: SLF001
+            old.consumer._link.ask(lambda done: done(), 5)  # noqa: SLF001 - seen from inside: no public way
         elif way == "stop":
             old.consumer.stop(scene.first)
         old.consumer.close()
@@ -102,7 +102,7 @@ def test_ones_own_reconnect_waits_too(scene):
     reader = scene.reader()
     reader.take(3, limit=3)
     reader.batch(limit=2)
-    reader.consumer._link.cut()  # noqa: SLF001
+    reader.consumer._link.cut()  # noqa: SLF001 - a fault is planted where no public way leads
     again = follow(reader, last="m30")
     assert again == numbered(int(again[0][1:]), 30)
     assert int(again[0][1:]) <= 4
@@ -127,7 +127,7 @@ def test_a_newcomer_that_lost_its_lease_before_it_subscribed_takes_nothing(scene
     """F38: it saw a free queue, stood still, and subscribes beside the rightful owner: 1–10, 21–30, 11–20 was seen."""
     scene.send(*numbered(1, 40))
     saw_it_free, may_go_on = threading.Event(), threading.Event()
-    subscribe = QueueReader._subscribe  # noqa: SLF001
+    subscribe = QueueReader._subscribe  # noqa: SLF001 - seen from inside: no public way
 
     def late(reader):
         saw_it_free.set()
@@ -185,7 +185,7 @@ def test_a_failing_message_never_goes_back_through_the_broker(scene):
 def test_only_the_connections_thread_touches_it(scene, monkeypatch):
     """FC-P1: eight threads send 5,000 messages, another one reads and settles: each connection has one writer."""
     writers = collections.defaultdict(set)
-    original = Connection._send_method  # noqa: SLF001
+    original = Connection._send_method  # noqa: SLF001 - seen from inside: no public way
 
     def watched(connection, *arguments, **named):
         writers[connection].add(threading.current_thread().name)
@@ -213,7 +213,7 @@ def test_only_the_connections_thread_touches_it(scene, monkeypatch):
 def nothing_goes_back_by_the_way_that_reorders(monkeypatch):
     """FC-O1, N1: in none of these stories is anything rejected, requeued or cancelled."""
     written = []
-    original = Connection._send_method  # noqa: SLF001
+    original = Connection._send_method  # noqa: SLF001 - seen from inside: no public way
 
     def watched(connection, channel, method, content=None):
         written.append(type(method))

@@ -20,8 +20,8 @@ from seriatim.core.brokers import open_broker
 from seriatim.core.errors import BrokerError, ConfigurationError, SendFailed
 from seriatim.core.message import Position
 
-from .rabbit import plain_connection  # noqa: TID252
-from .watching import consuming, first_batch, follow, notice_of, scene_at, trouble_of, until  # noqa: TID252
+from .rabbit import plain_connection
+from .watching import consuming, first_batch, follow, notice_of, scene_at, trouble_of, until
 
 QUEUES = ("quorum", "classic")
 EVERY_TYPE = (*QUEUES, "stream")
@@ -80,7 +80,7 @@ def test_a_stream_goes_on_where_it_stood_when_the_link_was_cut(stream_scene):
         batch = first_batch(consumer, 10)
         count = len(batch.deliveries)
         reader, old, _ = batch.deliveries[0].handle
-        consumer._link.cut()  # noqa: SLF001
+        consumer._link.cut()  # noqa: SLF001 - a fault is planted where no public way leads
         until(lambda: reader.line.channel not in {None, old}, "another channel")
         consumer.settle(batch, count - 1)
         taken, notices = follow(consumer, "m50")
@@ -145,19 +145,19 @@ def test_a_server_that_opens_or_closes_no_channel_loses_the_connection(monkeypat
     queue_scene.send("m1", "m2")
     monkeypatch.setattr(line, "ANSWER_S", 0.2)
     monkeypatch.setattr(line, "CLOSE_S", 0.2)
-    opened = Channel._on_openok  # noqa: SLF001
-    closed = Channel._on_closeok  # noqa: SLF001
+    opened = Channel._on_openok  # noqa: SLF001 - seen from inside: no public way
+    closed = Channel._on_closeok  # noqa: SLF001 - seen from inside: no public way
     with consuming(queue_scene) as consumer:
         reader, channel, _ = first_batch(consumer, 1).deliveries[0].handle
         first = channel.connection
         monkeypatch.setattr(Channel, "_on_closeok", lambda *_: None)
-        consumer._link.post(lambda: reader.line.reopen("for a test"))  # noqa: SLF001
+        consumer._link.post(lambda: reader.line.reopen("for a test"))  # noqa: SLF001 - a fault is planted where no public way leads
         until(lambda: first.is_closed, "the end of the connection")
         monkeypatch.setattr(Channel, "_on_closeok", closed)
         fresh = until(lambda: reader.line.channel, "another channel")
         second = fresh.connection
         monkeypatch.setattr(Channel, "_on_openok", lambda *_: None)
-        consumer._link.post(lambda: reader.line.reopen("for a test"))  # noqa: SLF001
+        consumer._link.post(lambda: reader.line.reopen("for a test"))  # noqa: SLF001 - a fault is planted where no public way leads
         until(lambda: second.is_closed, "the end of the connection")
         monkeypatch.setattr(Channel, "_on_openok", opened)
         assert follow(consumer, "m2")[0][-2:] == ["m1", "m2"]
@@ -346,13 +346,13 @@ def test_a_server_that_stands_still_costs_a_send_its_timeout(monkeypatch, queue_
     """No confirmation: SendFailed carries the messages in order, and the producer can be used again."""
     producer = queue_scene.producer
     queue_scene.send("m1")
-    monkeypatch.setattr(producer, "_settings", replace(producer._settings, confirm_timeout_s=0.3))  # noqa: SLF001
-    confirmed = producer._sending.confirmed  # noqa: SLF001
-    monkeypatch.setattr(producer._sending, "confirmed", lambda *_, **__: None)  # noqa: SLF001
+    monkeypatch.setattr(producer, "_settings", replace(producer._settings, confirm_timeout_s=0.3))  # noqa: SLF001 - a fault is planted where no public way leads
+    confirmed = producer._sending.confirmed  # noqa: SLF001 - seen from inside: no public way
+    monkeypatch.setattr(producer._sending, "confirmed", lambda *_, **__: None)  # noqa: SLF001 - a fault is planted where no public way leads
     with pytest.raises(SendFailed, match="no confirmation within") as caught:
         queue_scene.send("m2", "m3")
     assert [one.biz_key for one in caught.value.unconfirmed] == ["m2", "m3"]
-    monkeypatch.setattr(producer._sending, "confirmed", confirmed)  # noqa: SLF001
+    monkeypatch.setattr(producer._sending, "confirmed", confirmed)  # noqa: SLF001 - a fault is planted where no public way leads
     queue_scene.send("m2", "m3", "other")  # it isn't held up
     with consuming(queue_scene) as consumer:
         assert follow(consumer, "other")[0] == ["m1", "m2", "m2", "m3", "other"]

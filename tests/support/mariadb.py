@@ -12,9 +12,8 @@ import pymysql
 from sqlalchemy import make_url, text
 
 from seriatim.core.store import open_store
-
-from .rig import Rig, Witness  # noqa: TID252
-from .services import service_url  # noqa: TID252
+from support.rig import Rig, Witness
+from support.services import service_url
 
 LEDGER = (
     "CREATE TABLE ledger (id BIGINT PRIMARY KEY AUTO_INCREMENT, `key` VARCHAR(255), biz_key VARCHAR(255),"

@@ -58,7 +58,7 @@ class Proxy:
                     self._threads.append(thread)
                     thread.start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:  # noqa: FBT001
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:  # noqa: FBT001 - which way it pumps
         with contextlib.suppress(OSError):
             while piece := source.recv(1 << 16):
                 if not answers:

@@ -18,7 +18,7 @@ from seriatim.core.envelope import seal
 from seriatim.core.message import Delivery, Message, Position
 from seriatim.core.store.port import MICROSECOND
 
-from .promises import Sent  # noqa: TID252
+from .promises import Sent
 
 TOPIC = "orders"
 HOMES = {"a": "0", "b": "0", "c": "1"}  #: the partition of each sharding key

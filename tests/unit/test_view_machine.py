@@ -34,8 +34,8 @@ from seriatim.core.task import of_delivery, of_row
 from seriatim.core.topic import Topic
 from seriatim.core.view import Success, TooEarly, View
 
-from .promises import Effect, Picture, RecordRow, Sent, broken, response_to, unended  # noqa: TID252
-from .stream import HOMES, MESSAGES, TOPIC, Stream, bounds, hunting, released, skipped  # noqa: TID252
+from .promises import Effect, Picture, RecordRow, Sent, broken, response_to, unended
+from .stream import HOMES, MESSAGES, TOPIC, Stream, bounds, hunting, released, skipped
 
 RARELY = st.sampled_from([False, False, False, True])
 
