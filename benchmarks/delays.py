@@ -1,7 +1,7 @@
 """Delays from received, and from produced, to committed, noted in the memory of the process that consumes.
 
-``python -m benchmarks.delays OUT`` is such a process: one worker on the broker and the store of the environment, until
-SIGTERM; then it writes its delays to OUT.
+``python -m benchmarks.delays MODULE OUT`` is such a process: one worker of MODULE's `app`, on the broker and the store
+of the environment, until SIGTERM; then it writes its delays to OUT.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from examples.orders.app import app
+from seriatim import App
 from seriatim.core.store.port import MICROSECOND, Scope
 from seriatim.core.view import Verdict
 
@@ -48,7 +49,7 @@ class Timed:
         out.write_text(json.dumps({"received": self.received, "produced": self.produced}))
 
 
-def observe(out: Path) -> None:
+def observe(app: App, out: Path) -> None:
     """Consume until SIGTERM, noting every message's delays."""
     observer = Timed()
     with app.worker(observer) as worker:
@@ -69,4 +70,4 @@ def _percentile(values: Sequence[float], share: int) -> float:
 
 
 if __name__ == "__main__":
-    observe(Path(sys.argv[1]))
+    observe(import_module(sys.argv[1]).app, Path(sys.argv[2]))

@@ -139,7 +139,7 @@ def delays_at(rate: int, seconds: float, skus: int) -> str:
     messages = int(rate * seconds)
     with prepared(messages, skus) as shop:
         out = shop.folder / "delays.json"
-        command = [sys.executable, "-m", "benchmarks.delays", str(out)]
+        command = [sys.executable, "-m", "benchmarks.delays", "examples.orders.app", str(out)]
         with running(command, shop.folder, app.settings) as process:
             wait_until(process, lambda: len(shop.owners()) == 1)
             shop.send_at_rate(rate)

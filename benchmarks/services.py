@@ -39,7 +39,6 @@ from seriatim import Settings
 from seriatim.adapters.rabbitmq import RabbitBroker
 from seriatim.core.store.port import MICROSECOND
 
-LANES = 4
 LEASE_S = 2.0
 SETTLE_S = 1.0  #: between the consumers' start and the first paced message
 _NUMBERS = count(1)
@@ -51,6 +50,7 @@ class Kind:
 
     queue_type: str
     workers: int = 0  #: 0 is by hand
+    cursor: bool = False  #: the handler's own statements go through `ctx.cursor`, as those by hand do
 
     @property
     def by_hand(self) -> bool:
@@ -66,24 +66,30 @@ class Kind:
         if self.by_hand:
             return f"by hand, {self.queue_type}: {len(orders.partitions)} threads"
         processes = "1 process" if self.workers == 1 else f"`--workers {self.workers}`"
-        return f"`seriatim run`, {self.queue_type}: {processes}, {LANES} lanes each"
+        return f"`seriatim run`, {self.queue_type}: {processes}{', `ctx.cursor`' if self.cursor else ''}"
+
+    @property
+    def module(self) -> str:
+        """Where the handler is."""
+        return "benchmarks.orders_with_cursor" if self.cursor else "examples.orders.app"
 
     def command(self, folder: Path) -> Sequence[str]:
         """What is run over a backlog."""
         if self.by_hand:
             return [sys.executable, "-m", "benchmarks.services_by_hand", str(folder / "ready"), str(folder / "delays")]
-        return seriatim("run", "examples.orders.app:app", "--workers", str(self.workers))
+        return seriatim("run", f"{self.module}:app", "--workers", str(self.workers))
 
     def noting_delays(self, folder: Path) -> Sequence[str]:
         """What is run at a steady rate: it leaves its delays in the file `delays`."""
-        alone = [sys.executable, "-m", "benchmarks.delays", str(folder / "delays")]
+        alone = [sys.executable, "-m", "benchmarks.delays", self.module, str(folder / "delays")]
         return self.command(folder) if self.by_hand else alone
 
 
 QUEUE_TYPES = ("quorum", "classic", "stream")
 BY_HAND = (Kind("quorum"), Kind("classic"))
-OVER_A_BACKLOG = (*BY_HAND, *(Kind(name, workers) for workers in (1, 2) for name in QUEUE_TYPES))
-AT_A_RATE = (*BY_HAND, *(Kind(name, 1) for name in QUEUE_TYPES))
+WAYS = ((1, False), (1, True), (2, False), (2, True))
+OVER_A_BACKLOG = (*BY_HAND, *(Kind(name, workers, cursor) for workers, cursor in WAYS for name in QUEUE_TYPES))
+AT_A_RATE = (*BY_HAND, *(Kind(name, 1, cursor) for cursor in (False, True) for name in QUEUE_TYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,7 @@ class Servers:
         """A shop in a database of its own, and its topic with no message yet."""
         url = f"{self.store}_{next(_NUMBERS)}"
         with fresh_database(url), tempfile.TemporaryDirectory(prefix="seriatim-bench-") as name:
-            app.configure(
-                Settings(broker=f"{self.broker}?queue_type={queue_type}", store=url, lanes=LANES, lease_s=LEASE_S)
-            )
+            app.configure(Settings(broker=f"{self.broker}?queue_type={queue_type}", store=url, lease_s=LEASE_S))
             with closing(app.open_store()) as store:
                 store.init()
             app.declare()
@@ -238,7 +242,8 @@ def main(
     servers = Servers(broker, store)
     print(
         f"{describe_machine()}. {servers.describe()}. {len(orders.partitions)} partitions, {skus:,} stock rows; "
-        f"servers and consumers share the machine. Load while it began: {os.getloadavg()[0]:.1f}.\n",
+        "one lane in each process; servers and consumers share the machine. "
+        f"Load while it began: {os.getloadavg()[0]:.1f}.\n",
         flush=True,
     )
     print_backlogs(servers, messages, skus, repeat)
