@@ -11,7 +11,8 @@ from seriatim.core.store.port import MICROSECOND
 class StoreClock:
     """The database's time in microseconds, asked once in `max_age_s` at most, and carried on by this process's clock.
 
-    Good enough to tell what is due and how far a partition is read; leases are judged by the database itself.
+    Good enough to tell what is due, when something was done, and how far a partition is read; leases are judged by the
+    database itself.
     """
 
     def __init__(self, ask: Callable[[], int], max_age_s: float = 1.0) -> None:

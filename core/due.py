@@ -7,6 +7,9 @@ since the stamp was last seen makes the fence refuse, so what was read is true i
 from __future__ import annotations
 
 import logging
+import math
+import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -29,8 +32,11 @@ class DueWork:
 
     transactor: Transactor
 
-    def run(self, holding: Holding, now: int) -> bool:
+    def run(self, holding: Holding, now: int, until: float = math.inf) -> bool:
         """Run what is due of a partition at `now` (microseconds), within bounds; whether there was anything.
+
+        What hasn't begun at `until`, on this process's own clock, is left for another round; but one key of each kind
+        is run in any case.
 
         Raises:
             PartitionsLost, StampMoved, StoreUnavailable, Contention, CommitUnknown, TransactionBroken: see `Execution`.
@@ -39,11 +45,11 @@ class DueWork:
         heads = aside = []  # type: list[str]
         if outlook.due_at is not None and outlook.due_at <= now:
             heads = parking.due_keys(scope, holding.partition, now, DUE_KEYS)
-        for key in heads:
+        for key in _begun(heads, until):
             self._drain(holding, key)
         if outlook.aside_due_at is not None and outlook.aside_due_at <= now:
             aside = parking.aside_due_keys(scope, holding.partition, now, DUE_KEYS)
-        for key in aside:
+        for key in _begun(aside, until):
             self._try_aside(holding, key, now)
         return bool(heads or aside)
 
@@ -105,3 +111,11 @@ class DueWork:
             outlook = session.parking.outlook(scope, holding.partition)
         holding.committed(1, outlook)
         self.transactor.tell(logging.INFO, "parked key looked over", key=key)
+
+
+def _begun(keys: list[str], until: float) -> Iterator[str]:
+    """The first of these, and the others as long as there is time to begin with them."""
+    for index, key in enumerate(keys):
+        if index and time.monotonic() >= until:
+            return
+        yield key

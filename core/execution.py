@@ -1,18 +1,21 @@
 """One transaction of a lane: fence, look up, claim, run, finish, commit.
 
 `execute` is the heart. It is given the partitions and their tasks, and everything it decides comes from `View`, which
-is pure. Two passes: the first is optimistic and sets one savepoint for all; when a message fails after it may have
-written something, the transaction goes back to that savepoint and the second pass gives each message one of its own.
-The innocent run twice then, in an undone pass and in one that counts; the failing message's first call counts.
+is pure. The first pass is optimistic and sets one savepoint for all; when a message fails after it may have written
+something, the transaction goes back to that savepoint and begins again, knowing how that message ended. When another
+one fails then, the third pass gives each message a savepoint of its own. The innocent run again, in a pass that counts
+after one that was undone; each call of a failing message counts.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from seriatim.core.clock import StoreClock
 from seriatim.core.decision import Action, Failed, Record
 from seriatim.core.errors import Contention, DuplicateKey, FenceLost, StoreError, StoreUnavailable
 from seriatim.core.guard import Guard, MoveRefused
@@ -24,8 +27,9 @@ from seriatim.core.task import Task
 from seriatim.core.topic import Topic
 from seriatim.core.transaction import HandlerTransaction
 from seriatim.core.turn import Turn
-from seriatim.core.view import View
+from seriatim.core.view import TooEarly, View
 
+OPTIMISTIC_PASSES = 2
 _CLAIMED = "seriatim_claimed"
 
 
@@ -68,7 +72,7 @@ class Execution:
     before_commit: Callable[[Session], None] = lambda _: None  #: the last word: what it raises forbids the commit
     known: Mapping[str, Record] = field(default_factory=dict)  #: final records that needn't be looked up
     visiting: bool = False  #: not by the partitions' owner: their rows are held, whoever owns them
-    _failures: dict[str, Failed] = field(default_factory=dict)
+    _unsuccessful: dict[str, tuple[Failed | TooEarly, int]] = field(default_factory=dict)
     _effects: dict[str, int] = field(default_factory=dict)
 
     def execute(self) -> Executed:
@@ -83,15 +87,15 @@ class Execution:
         began = time.monotonic()
         with self.session.transaction():
             self._fence()
-            now = self.session.now()
-            view = self._look_up(now)
+            clock = StoreClock(self.session.now, max_age_s=math.inf)  # asked once, then carried on: a round trip less
+            view = self._look_up(clock.now())
             self._claim(view)
             self.session.savepoint(_CLAIMED)
             with self._unbroken():
                 view = self._run(view, done)
                 self.session.release(_CLAIMED)
             self._cut(view, done)
-            self.session.write(self.scope, view.writes, self.session.now())
+            self.session.write(self.scope, view.writes, clock.now())
             if time.monotonic() - began > self.limits.ttl / MICROSECOND / 3:
                 self._prolong(view.now)
             outlooks = {
@@ -198,15 +202,24 @@ class Execution:
 
     def _run(self, view: View, done: Executed) -> View:
         fresh = _copy(view)
-        try:
-            self._pass(view, done, safe=self.savepoints)
-        except (Again, MoveRefused):
-            self.session.rollback_to(_CLAIMED)
-            done.reran, done.handled, done.runs, done.handler_s = True, {}, 0, 0.0
-            self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
-            view = fresh
-            self._pass(view, done, safe=True)
+        for _ in range(0 if self.savepoints else OPTIMISTIC_PASSES):
+            try:
+                self._pass(view, done, safe=False)
+            except (Again, MoveRefused) as error:
+                self._begin_again(done)
+                view = _copy(fresh)
+                if isinstance(error, MoveRefused):
+                    break
+            else:
+                return view
+        done.needed_savepoints = not self.savepoints
+        self._pass(view, done, safe=True)
         return view
+
+    def _begin_again(self, done: Executed) -> None:
+        self.session.rollback_to(_CLAIMED)
+        done.handled, done.runs, done.handler_s = {}, 0, 0.0
+        self._effects = {part.holding.partition: part.holding.effect for part in self.parts}
 
     def _pass(self, view: View, done: Executed, *, safe: bool) -> None:
         tx = HandlerTransaction(self.session.connection, self.session.classify)
@@ -219,7 +232,7 @@ class Execution:
             view=view,
             turn=Turn(tx, guard, self.limits.max_response),
             done=done,
-            failures=self._failures,
+            unsuccessful=self._unsuccessful,
             effects=self._effects,
             safe=safe,
             stop_at_failure=self.stop_at_failure,

@@ -117,7 +117,8 @@ class Guard:
         self._gathered.clear()
 
     def forget(self, task: Task) -> None:
-        """What a message moved was rolled back: read it again when it is next asked for."""
+        """What a message moved since the last flush was rolled back: read it again when it is next asked for."""
+        self._gathered.clear()
         moves = task.handler.moves if task.handler is not None else None
         if moves is not None:
             self._known.pop(_slot(moves.machine, entity_key(moves, task)), None)

@@ -36,6 +36,7 @@ class Holding:
     halted: bool = False  #: nothing of it is run until a person has looked
     touched_at: float = field(default_factory=time.monotonic)
     rests_until: float = 0.0  #: nothing of it is run before, on this process's own clock: others go first
+    due_turn: float = 0.0  #: when its due messages last had their turn, on this process's own clock
     _rests: int = 0
 
     @classmethod

@@ -55,7 +55,7 @@ class Executed:
     crowded: list[str] = field(default_factory=list)
     handler_s: float = 0.0
     runs: int = 0
-    reran: bool = False
+    needed_savepoints: bool = False
 
 
 @dataclass(slots=True)
@@ -63,8 +63,8 @@ class Pass:
     """One pass over the tasks of a transaction.
 
     `safe`: a savepoint for each message; otherwise the first that fails after it may have written raises `Again`.
-    `failures` are those that a pass before this one saw, to be counted and not repeated; `effects` the last effect
-    number of each partition.
+    `unsuccessful` is what passes before this one saw, and how many calls that took: it is counted and not repeated, and
+    what is tried once more has a savepoint of its own. `effects` are the last effect number of each partition.
     """
 
     session: Session
@@ -74,11 +74,15 @@ class Pass:
     view: View
     turn: Turn
     done: Executed
-    failures: dict[str, Failed]
+    unsuccessful: dict[str, tuple[Failed | TooEarly, int]]
     effects: dict[str, int]
     safe: bool
     stop_at_failure: bool
     inline: int = MAX_INLINE
+    _known: dict[str, tuple[Failed | TooEarly, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known = dict(self.unsuccessful)
 
     def run_part(self, part: Part) -> int:
         """Handle the tasks of a part in order; how many were handled."""
@@ -131,8 +135,8 @@ class Pass:
 
     def _run(self, task: Task) -> None:
         before = self.view.attempts(task)
-        known = self.failures.pop(task.arrival.biz_key or "", None)
-        result, calls = (known, known.calls) if known is not None else self._try(task, before, 0)
+        known = self._known.pop(task.arrival.biz_key or "", None)
+        result, calls = known if known is not None else self._try(task, before, 0)
         tries = self.view.policy.tries_at_once
         while isinstance(result, Failed) and _again_at_once(result) and calls < tries:
             if before + calls >= self.view.policy.max_attempts:
@@ -144,7 +148,7 @@ class Pass:
         """One call; its result, and how many calls there were by now."""
         started = time.perf_counter()
         try:
-            with self._protected(task) as undo:
+            with self._protected(task, calls + 1) as undo:
                 result, touched = self.turn.run(task, before + calls + 1)
                 if not isinstance(result, Success):
                     if isinstance(result, Failed) and touched:
@@ -159,22 +163,24 @@ class Pass:
         return result, calls + 1
 
     @contextmanager
-    def _protected(self, task: Task) -> Iterator[Callable[[Result], None]]:
+    def _protected(self, task: Task, calls: int) -> Iterator[Callable[[Failed | TooEarly], None]]:
         session, guard, tx = self.session, self.turn.guard, self.turn.tx
-        if self.safe:
+        name = task.arrival.biz_key or ""
+        alone = self.safe or name in self.unsuccessful
+        if alone:
+            guard.flush()
             session.savepoint(_MESSAGE)
 
-        def undo(result: Result) -> None:
-            if not self.safe:
-                if isinstance(result, Failed):
-                    self.failures[task.arrival.biz_key or ""] = result
+        def undo(result: Failed | TooEarly) -> None:
+            if not alone:
+                self.unsuccessful[name] = result, calls
                 raise Again
             session.rollback_to(_MESSAGE)
             guard.forget(task)
             tx.forgive()
 
         yield undo
-        if self.safe:
+        if alone:
             session.release(_MESSAGE)
 
     def _ended(self, task: Task, result: Result, before: int, calls: int) -> None:

@@ -435,7 +435,11 @@ class TopicLane:
     # -- what is due
 
     def _run_due(self) -> bool:
-        """Heads and messages aside whose time has come; whether there were any."""
+        """Heads and messages aside whose time has come; whether there were any.
+
+        They get as long as a batch's handlers do: then it is the turn of what has arrived, and of the partitions that
+        had to wait.
+        """
         waiting = [
             holding
             for holding in self.holdings.values()
@@ -443,12 +447,15 @@ class TopicLane:
         ]
         if not waiting:
             return False
-        now = self.clock.now()
+        now, until = self.clock.now(), time.monotonic() + self.transactor.limits.batch_s
         work = DueWork(self.transactor)
         busy = False
-        for holding in waiting:
+        for holding in sorted(waiting, key=lambda holding: holding.due_turn):
+            if busy and time.monotonic() >= until:
+                break
+            holding.due_turn = time.monotonic()
             try:
-                busy |= work.run(holding, now)
+                busy |= work.run(holding, now, until)
             except (PartitionsLost, StampMoved) as error:
                 self._fenced(error)
             except Contention as error:

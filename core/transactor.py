@@ -25,7 +25,7 @@ from seriatim.core.store.port import Fenced, FenceStep, Scope, Session
 from seriatim.core.task import Task
 from seriatim.core.topic import Topic
 
-SAFE_BATCHES = 20  #: batches that use savepoints from the start after one had to be run again
+SAFE_BATCHES = 20  #: batches that use savepoints from the start after one in which several messages failed
 CONTENTION_TRIES = 5
 CONTENTION_S = 30.0
 
@@ -80,7 +80,7 @@ class Transactor:
                 execution.thorough = True
                 done = execution.execute()
         self._remember(done)
-        self._safe_batches = SAFE_BATCHES if done.reran else max(0, self._safe_batches - 1)
+        self._safe_batches = SAFE_BATCHES if done.needed_savepoints else max(0, self._safe_batches - 1)
         self.one_by_one = max(0, self.one_by_one - sum(done.handled.values()))
         self.size.succeeded(done.runs, done.handler_s)
         self.effects += sum(verdict.outcome is Outcome.APPLIED for verdict in done.verdicts)
